@@ -259,10 +259,15 @@ def _restore(config: CoordinatorConfig, copy: Path, *, go: bool) -> int:
         if replaced.last_job >= next_job
         else ""
     )
+    aside = (
+        f"{config.state_dir} had no journal"
+        if replaced.journal is None
+        else f"the journal that was there is {replaced.journal}"
+    )
     _say(
         RESTORE,
         f"restored {len(state.jobs) + found.archived} jobs, the last is {next_job - 1}; "
-        f"{later}the journal that was there is {replaced.journal}. Tasks that nodes have and this "
+        f"{later}{aside}. Tasks that nodes have and this "
         "backup does not know are stopped when the coordinator starts"
         + _since(ran)
         + ("" if go or not nodes else _waits_for(nodes)),
@@ -285,7 +290,10 @@ def _go(config: CoordinatorConfig) -> int:
         at, user = SystemClock().now().wall, getpass.getuser()
         if nodes:
             journal.append([(NodeDeclaredLost(node, user), at) for node in nodes])
-    _say(RESTORE, f"is not waited for: {named(nodes)}" if nodes else "no node is waited for")
+    _say(
+        RESTORE,
+        f"no job waits for {named(nodes)}: declared lost" if nodes else "no job waits for a node",
+    )
     return 0
 
 

@@ -171,11 +171,11 @@ def _examine(database: sqlite3.Connection, path: Path) -> Examined | None:
 
 
 class Replaced(NamedTuple):
-    """The new name of the journal that was in place, and the last job that is known to have been
-    there or whose number was left out for one that may have been. `later` is what else is known of
-    the time since the backup."""
+    """The new name of the journal that was in place, None if there was none, and the last job that
+    is known to have been there or whose number was left out for one that may have been. `later` is
+    what else is known of the time since the backup."""
 
-    journal: Path
+    journal: Path | None
     last_job: int
     later: Later
 
@@ -405,8 +405,9 @@ def _entries(folder: Path) -> set[str]:
     return set(os.listdir(folder)) if folder.is_dir() else set()
 
 
-def _swap(path: Path, made: Path, between: Callable[[], None]) -> Path:
-    """Rename the old journal and put `made` in its place; returns the new name of the old one.
+def _swap(path: Path, made: Path, between: Callable[[], None]) -> Path | None:
+    """Rename the old journal and put `made` in its place. Returns the new name of the old one, None
+    if there was none.
 
     From the first rename to the last one the folder has a file of the name `restoring-N`, so that
     the next restore can undo what a kill in between left. `between` runs in between, while no
@@ -422,7 +423,8 @@ def _swap(path: Path, made: Path, between: Callable[[], None]) -> Path:
     sync_directory(path.parent)
     between()
     os.rename(restoring, path)
-    return _replaced(path, number)
+    replaced = _replaced(path, number)
+    return replaced if any(old.exists() for _, old in _files(path, number)) else None
 
 
 def _free_number(path: Path) -> int:

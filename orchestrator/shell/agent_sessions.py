@@ -122,6 +122,8 @@ class AgentSessions:
         self._put(session, _Close(refused.code))
 
     def close(self, session: SessionId, why: str) -> None:
+        if (found := self._sessions.get(session)) is not None:
+            found.log.info("agent_connection_closed", why=why)
         self._put(session, _Close(why))
 
     def close_all(self) -> None:

@@ -106,6 +106,8 @@ def test_bob_learns_and_changes_nothing_of_anns(
     audit = cluster.muster("audit").stdout
     assert [each.split()[-1] for each in audit.splitlines() if " olga " in each][-1] == "202"
     assert SECRET not in audit
+    assert "node.operate" in audit
+    assert "POST /v1/nodes/{id}/drain" in audit
 
 
 def test_a_user_who_leaves_is_cut_off_at_once(

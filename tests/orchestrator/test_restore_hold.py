@@ -152,7 +152,7 @@ def test_the_operator_says_go(tmp_path: Path, at_once: bool) -> None:
             code, said = verb(process, "restore", "--go")
             assert (code, "n1, n2" in said) == (0, True), said
         code, said = verb(process, "restore", "--go")
-        assert (code, "no node is waited for" in said) == (0, True), said
+        assert (code, "no job waits for a node" in said) == (0, True), said
 
         async def after() -> None:
             async with connect(process, "n2") as two:

@@ -19,7 +19,7 @@ from agent.shims.limits import (
 from tests.systemd.container import TREE, Container, booted, wait_long
 from tests.systemd.test_units import LOOSE, settings_of
 
-pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600, func_only=True)]
 
 # As which jobs run.
 USER = "trainer"

@@ -14,7 +14,7 @@ from muster.wheels.fill import NoWheelsError, fill
 from tests.systemd.container import TREE, wait_long
 from tests.systemd.machines import Machine, address, machines
 
-pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900, func_only=True)]
 
 PAGE = TREE / "docs/how-to/install.md"
 USER = "trainer"

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.torch,
     # Less than test_booted.py and test_booted_cluster.py have: one container runs at a time, and
     # files with more begin earlier.
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(500, func_only=True),
 ]
 MUSTER = "/opt/muster/bin/muster"
 TOOL = ("/opt/muster/bin/python3", "/opt/tree/tests/cluster/neighbour.py")

@@ -15,9 +15,10 @@ from muster.http.audit import AuditEntry
 _COLUMNS: Final = (
     Column("TIME"),
     Column("USER"),
-    Column("FROM", drop=1),
-    Column("TOKEN", drop=2),
-    Column("ACTION"),
+    Column("FROM", drop=2),
+    Column("TOKEN", drop=3),
+    Column("ACTION", drop=1),
+    Column("REQUEST", elastic=True),
     Column("SUBJECT", elastic=True),
     Column("RESULT", right=True),
 )
@@ -66,7 +67,8 @@ def _row(entry: AuditEntry) -> list[str]:
         entry.user or "-",
         entry.address,
         entry.token or "-",
-        f"{entry.action or entry.method}{times}",
+        f"{entry.action or '-'}{times}",
+        f"{entry.method} {entry.route}".strip() or "-",
         entry.subject or "-",
         str(entry.status),
     ]

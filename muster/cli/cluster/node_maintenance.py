@@ -131,7 +131,8 @@ def lost(*, nodes: tuple[str, ...], awaited: bool, yes: bool, as_json: bool) -> 
 
     The coordinator counts their tasks as over, retries the jobs elsewhere, and after a restore does
     not wait for these nodes. If a task still runs there, its job runs twice until the node connects
-    again. Afterwards, `muster node remove` forgets a node that is gone for good.
+    again. Afterwards, `muster node remove` forgets a node that is gone for good. Without a terminal
+    to ask at, --yes is required.
     """
     if awaited == bool(nodes):
         raise click.UsageError("name nodes, or give --awaited")
@@ -140,7 +141,7 @@ def lost(*, nodes: tuple[str, ...], awaited: bool, yes: bool, as_json: bool) -> 
     if not names:
         note("the coordinator waits for no node")
         return 0
-    if not yes and sys.stdin.isatty() and not _sure_of_loss(names):
+    if not yes and not _sure_of_loss(names):
         note("no node was declared lost")
         return EXIT_CLIENT
 
@@ -154,14 +155,23 @@ def lost(*, nodes: tuple[str, ...], awaited: bool, yes: bool, as_json: bool) -> 
 
 def _sure_of_loss(names: list[str]) -> bool:
     listed = safe(", ".join(names))
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"a job that still runs on {listed} would run twice: give --yes if nothing of a job "
+            "runs there"
+        )
     return click.confirm(
-        f"{listed}: does nothing of a job run there any more?", default=False, err=True
+        f"a job that still runs on {listed} would run twice; declare {listed} lost?",
+        default=False,
+        err=True,
     )
 
 
 def _said(answer: NodeAnswer, unchanged: str) -> str:
     view = answer.node
     before = "" if answer.changed else f" ({unchanged})"
+    if f"{view.admin} by " in view.state.text:  # as in "drained by ana: bad DIMM"
+        return f"{safe(view.name)}{before}: {safe(view.state.text)}"
     return f"{safe(view.name)} {view.admin}{before}: {safe(view.state.text)}"
 
 

@@ -132,7 +132,8 @@ def _asks_to_end(client: Client, name: str) -> bool:
     has = f"{safe(name)} has {count(jobs, 'job')} that {'has' if jobs == 1 else 'have'} not ended"
     if not sys.stdin.isatty():
         raise click.UsageError(f"{has}: give --end-jobs or --keep-jobs")
-    return click.confirm(f"{has}; cancel?", default=False, err=True)
+    them = "it" if jobs == 1 else "them"
+    return click.confirm(f"{has}; cancel {them}?", default=False, err=True)
 
 
 def _print(answer: UserAnswer, *, as_json: bool) -> None:

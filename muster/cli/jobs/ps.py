@@ -102,11 +102,12 @@ def _nothing(user: str | None, pool: str | None, states: tuple[str, ...], *, end
     """Return the message for an empty list. `ended`: ended jobs were included in the search."""
     whose = f" of user {safe(user)}" if user is not None else ""
     where = f" in pool {safe(pool)}" if pool is not None else ""
+    which = f"job{whose}{where}" + ("" if user is None else " that you may see")
     if states:
-        return f"no job{whose}{where} is {' or '.join(states)}"
+        return f"no {which} is {' or '.join(states)}"
     if ended:
-        return f"there is no job{whose}{where}"
-    return f"no job{whose}{where} waits or runs; `muster ps -a` lists ended jobs"
+        return f"there is no {which}"
+    return f"no {which} waits or runs; `muster ps -a` lists ended jobs"
 
 
 def _over(found: JobList) -> bool:

@@ -20,7 +20,7 @@ from muster.cli.output.text_width import paragraph, terminal_width, use_colour
 from muster.http.views import AttemptView, JobView, TaskView
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.refusal_codes import headline
-from muster.protocol.states import ENDED_STATES
+from muster.protocol.states import ENDED_STATES, JobState
 
 _TASKS: Final = (
     Column("NODE", name=True),
@@ -31,6 +31,8 @@ _TASKS: Final = (
     Column("EXIT"),
     Column("REFUSED OR LEFT", elastic=True, wraps=True),
 )
+# A job in one of these states has no running ranks; it may have had some in an earlier attempt.
+_BETWEEN: Final = (JobState.QUEUED, JobState.HELD, JobState.PREPARING, JobState.RETRYING)
 _RANKS_NAMED: Final = 6
 _NODES_NAMED: Final = 3
 _TAIL_LINES: Final = 20
@@ -118,9 +120,7 @@ def _print_head(view: JobView, now: datetime | None) -> None:
         _line(text, f"{label:<10}")
     _line(moment(view.submitted_at) + _waited(view, now), "submitted ")
     if view.started_at is not None:
-        end = view.run_ended_at if view.run_ended_at is not None else now
-        ran = "" if end is None else f", {_ran(view)} {length(end - view.started_at)}"
-        _line(moment(view.started_at) + ran, "started   ")
+        _line(moment(view.started_at) + _ran(view, now), "started   ")
     if view.ended_at is not None:
         _line(moment(view.run_ended_at or view.ended_at) + _reported(view), "ended     ")
     for text in _countdowns(view, now):
@@ -174,8 +174,13 @@ def _countdowns(view: JobView, now: datetime | None) -> list[str]:
     return lines
 
 
-def _ran(view: JobView) -> str:
-    return "ran" if view.state in ENDED_STATES else "runs for"
+def _ran(view: JobView, now: datetime | None) -> str:
+    assert view.started_at is not None
+    if view.state in _BETWEEN:
+        return ", the first time; does not run now"
+    end = view.run_ended_at if view.run_ended_at is not None else now
+    runs = "ran" if view.state in ENDED_STATES else "runs for"
+    return "" if end is None else f", {runs} {length(end - view.started_at)}"
 
 
 def _reported(view: JobView) -> str:

@@ -15,7 +15,6 @@ from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
     Heartbeat,
     HeartbeatAck,
-    Hello,
     NodeChanges,
     StacksReport,
     TaskReport,
@@ -126,7 +125,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             | s.RenewReceived()
         ):
             return decide_enrolment(state, received, now.wall, limits)
-        case s.HelloReceived(session, hello, peer, local, certificate):
+        case s.HelloReceived(session, hello, _, local, certificate):
             bad = refuse_certificate(state, hello.node, certificate)
             if bad is not None:
                 return Decision([], [a.RefuseSession(session, bad)])
@@ -135,11 +134,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
                     [], [a.CloseSession(session, "its agent has connected again since")]
                 )
             foreign = frozenset[str]() if local else limits.own_names
-            decision = _hello(state, session, hello, peer, foreign, now, limits)
-            # A copy of a certificate that says hello while the node is connected ends no other.
-            if any(isinstance(fact, lf.NodeConnected) for fact in decision.facts):
-                decision.facts += shown(state, hello.node, certificate)
-            return decision
+            return _hello(state, received, foreign, now, limits)
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([lf.NodeDisconnected(name, session)] if name is not None else [])
@@ -254,15 +249,24 @@ def _is_over(state: State, number: JobId) -> bool:
     return job is not None and job.phase is JobPhase.ENDED
 
 
+def _unreported(state: State, task: Task, now: Instant, *, rebooted: bool) -> list[f.Fact]:
+    """Return the end of a task of a node whose complete Hello does not have it."""
+    # It may have run and ended in the part of the journal that a restored one lacks.
+    restored = state.jobs[task.job].is_restored(task.attempt)
+    if not restored and task.state is TaskState.ASSIGNED:
+        return []
+    found = gone_since_backup(state, task) if restored else []
+    return [*found, *_gone(state, task, now, rebooted=rebooted)]
+
+
 def _hello(
     state: State,
-    session: SessionId,
-    hello: Hello,
-    peer: str,
+    received: s.HelloReceived,
     foreign: frozenset[str],
     now: Instant,
     limits: Limits,
 ) -> Decision:
+    session, hello, peer = received.session, received.hello, received.peer
     refused = refuse(state, hello, peer, VERSION, foreign)
     if refused is not None:
         known = hello.node in state.nodes  # or only in the journal that a restore has replaced
@@ -316,14 +320,8 @@ def _hello(
         drained += declare_task_lost(task, report)
     reported = {report.task: report.state for report in hello.tasks}
     for task in tasks_on(state, hello.node):
-        if task.id in reported or hello.more:
-            continue
-        # It may have run and ended in the part of the journal that a restored one lacks.
-        restored = state.jobs[task.job].is_restored(task.attempt)
-        if restored or task.state is not TaskState.ASSIGNED:
-            if restored:
-                decision.facts += gone_since_backup(state, task)
-            decision.facts += _gone(state, task, now, rebooted=rebooted)
+        if task.id not in reported and not hello.more:
+            decision.facts += _unreported(state, task, now, rebooted=rebooted)
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
     decision.facts += drained
@@ -340,6 +338,8 @@ def _hello(
         settings=limits.node_settings.of(hello.node, hello.inventory.pool, hello.inventory.labels),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
+    # Only now: a copy of a certificate that is refused ends no other.
+    decision.facts += shown(state, hello.node, received.certificate)
     timer = a.Timer(a.TimerKind.NODE, node=hello.node)
     decision.effects.append(a.SetTimer(timer, now.mono + limits.silence_s))
     return decision

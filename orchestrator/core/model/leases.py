@@ -117,8 +117,8 @@ def wait_text(state: State, attempt: Attempt, tasks: Iterable[Task], now: Instan
     silent = list(tasks)
     ends = [over_at(state, attempt, task) for task in silent]
     nodes = [task.node for task in silent]
-    counts = "counts" if len(nodes) == 1 else "count"
-    back = f"once {'it is' if len(nodes) == 1 else 'they are'} back"
+    one = len(nodes) == 1
+    back = f"once {'it is' if one else 'they are'} back"
     if attempt.lease_s is not None:
         lease = f"lease {attempt.lease_s:g} s and margin {margin_s(attempt.lease_s):g} s"
         if all(end is not None for end in ends):
@@ -127,4 +127,5 @@ def wait_text(state: State, attempt: Attempt, tasks: Iterable[Task], now: Instan
             back = f"in {left_s:.0f} s ({lease}{since}), {back}"
         else:
             back = f"{lease} after another node of its gang has confirmed a stop, {back}"
-    return f"{named(nodes)} {counts} as ended {back}, or after: muster node lost {' '.join(nodes)}"
+    tasks_on = f"the {'task' if one else 'tasks'} on {named(nodes)} {'counts' if one else 'count'}"
+    return f"{tasks_on} as ended {back}, or after: muster node lost {' '.join(nodes)}"

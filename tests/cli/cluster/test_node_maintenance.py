@@ -23,6 +23,7 @@ def test_several_at_once_and_what_fails_does_not_keep_the_rest(muster: Muster) -
     ]
     shown = " ".join(muster("node", "show", "c1").stdout.split())
     assert "new racks" in shown
+    assert "muster: c1: unreachable; drained by admin-user" in done.stderr
     refused = muster("node", "resume", "c1")
     assert refused.returncode == 125
     assert "muster node resume c1 --no-check" in refused.stderr
@@ -57,22 +58,38 @@ def test_at_a_terminal_now_is_asked_about(muster: Muster) -> None:
     assert muster("node", "resume", "c1", "--no-check").returncode == 0
 
 
+def test_a_loss_is_asked_about_in_words_that_a_yes_answers(
+    muster: Muster, coordinator: CoordinatorProcess
+) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, b"n\n")
+        done = muster("node", "lost", "c1", stdin=theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "a job that still runs on c1 would run twice; declare c1 lost? [y/N]" in done.stderr
+    assert (done.returncode, "no node was declared lost" in done.stderr) == (125, True)
+
+
 def test_nodes_are_declared_lost(muster: Muster, coordinator: CoordinatorProcess) -> None:
     async def come_and_go() -> None:
         async with connect(coordinator, "dead") as agent:
             await agent.hello()
-            refused = await asyncio.to_thread(muster, "node", "lost", "dead")
+            refused = await asyncio.to_thread(muster, "node", "lost", "dead", "--yes")
             assert refused.returncode == 125
             assert "dead is connected" in refused.stderr
 
     asyncio.run(come_and_go())
-    done = muster("node", "lost", "dead", "--json")
+    unsure = muster("node", "lost", "dead")
+    assert (unsure.returncode, "give --yes" in unsure.stderr) == (2, True), unsure.stderr
+    done = muster("node", "lost", "dead", "--yes", "--json")
     while "is connected" in done.stderr:  # the end of the connection has not been noticed
-        done = muster("node", "lost", "dead", "--json")
+        done = muster("node", "lost", "dead", "--yes", "--json")
     assert (done.returncode, done.stderr) == (0, "muster: dead declared lost\n")
     assert json.loads(done.stdout) == {"nodes": [{"name": "dead", "changed": True}]}
-    assert "no change" in muster("node", "lost", "dead").stderr
-    assert "there is no node 'none'" in muster("node", "lost", "none").stderr
+    assert "no change" in muster("node", "lost", "dead", "-y").stderr
+    assert "there is no node 'none'" in muster("node", "lost", "none", "-y").stderr
     assert "waits for no node" in muster("node", "lost", "--awaited").stderr
     assert muster("node", "lost").returncode == 2
     assert muster("node", "lost", "dead", "--awaited").returncode == 2

@@ -156,7 +156,7 @@ def test_at_a_terminal_revoke_and_disable_ask(
     assert (kept.returncode, "nothing was revoked" in kept.stderr) == (125, True), kept.stderr
     assert muster("whoami", env=own).stdout == "gina\n"
     disabled = asked("user", "disable", "gina")
-    assert "1 job that has not ended; cancel?" in disabled.stderr
+    assert "1 job that has not ended; cancel it?" in disabled.stderr
     assert "the user gina is disabled" in muster("whoami", env=own).stderr
     assert json.loads(muster("show", job, "--json").stdout)["ended_at"] is None
     assert muster("cancel", job).returncode == 0

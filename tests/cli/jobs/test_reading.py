@@ -109,6 +109,18 @@ def test_show_counts_down(run: Run, fake: FakeCoordinator) -> None:
     assert json.loads(run("show", "2", "--json").stdout)["kill_at"] == "2023-11-14T22:16:18Z"
 
 
+def test_show_of_a_job_that_waits_for_its_next_attempt_does_not_say_that_it_runs(
+    run: Run, fake: FakeCoordinator
+) -> None:
+    began = timestamp(1_700_000_000)
+    fake.put(job_view(1, state=JobState.RETRYING, started_at=began))
+    fake.put(job_view(2, state=JobState.RUNNING, started_at=began))
+    shown = run("show", "1").stdout.decode()
+    assert re.search(r"started .*, the first time; does not run now", shown), shown
+    assert "runs for" not in shown
+    assert "runs for" in run("show", "2").stdout.decode()
+
+
 def test_show_and_ps_have_the_promised_start(run: Run, fake: FakeCoordinator) -> None:
     now = timestamp(1_700_000_123)  # by the clock of the fake
     by = now + timedelta(seconds=725)
@@ -527,7 +539,7 @@ def test_usage_errors_wrap_between_words(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--user", "bob"), "no job of user bob waits or runs; `muster ps -a` lists ended"),
+        (("--user", "bob"), "no job of user bob that you may see waits or runs; `muster ps"),
         (("--pool", "zz", "-a"), "there is no job in pool zz\n"),
         (("--state", "lost", "--state", "HELD"), "no job is LOST or HELD\n"),
     ],

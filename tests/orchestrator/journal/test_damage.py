@@ -221,6 +221,7 @@ def test_a_backup_in_place_of_a_journal_gives_no_number_twice(
     if not readable:
         (folder / FILE_NAME).write_bytes(b"nothing that anybody can read" * 1000)
     aside, _, _ = restore(folder, tmp_path / "copy", 60)
+    assert aside is not None
     assert aside.exists()
     journal = Journal.open(folder)
     assert len(list(journal.replay())) == len(FACTS) + 1, "and the record of the restore"

@@ -49,6 +49,18 @@ def test_an_older_database_after_a_clean_end_is_refused(older: Path) -> None:
     refused(older, "record 7 was committed, and 3 is the last")
 
 
+def test_a_restore_into_an_empty_folder_names_no_replaced_journal(tmp_path: Path) -> None:
+    live(tmp_path / "state", range(1, 4))
+    back_up(tmp_path / "state", tmp_path / "backup")
+    code, said = command(tmp_path, "restore", "BACKUP")
+    assert (code, "the journal that was there is" in said) == (0, True), said
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "state").mkdir()
+    code, said = command(tmp_path, "restore", "BACKUP")
+    assert (code, "replaced-1" in said) == (0, False), said
+    assert f"{tmp_path / 'state'} had no journal" in said
+
+
 def test_a_life_without_a_record_counts(tmp_path: Path) -> None:
     state = tmp_path / "state"
     live(state, range(1, 4))

@@ -80,7 +80,7 @@ def test_the_silence_of_a_node_never_ends_a_gang_of_one_without_a_lease() -> Non
     seen = node_seen(cluster.state, cluster.node("n0"), cluster.now).state.text
     assert seen == "lost; its jobs may continue"
     assert job_view(cluster.state, cluster.job(1), cluster.now).reason.text.endswith(
-        "n0 counts as ended once it is back, or after: muster node lost n0"
+        "the task on n0 counts as ended once it is back, or after: muster node lost n0"
     )
     hello(cluster, "n0", TaskReport(task(1, 1, 0), TaskState.STARTED, prepared=prepared()))
     assert cluster.shown(1) is JobState.RUNNING
@@ -283,8 +283,8 @@ def test_unknown_is_not_lost() -> None:
     assert view.state is JobState.RUNNING
     assert view.reason.code == "unreachable"
     assert view.reason.text == (
-        "n0 unreachable for 40 s, job presumed running; n0 counts as ended once it is back, or "
-        "after: muster node lost n0"
+        "n0 unreachable for 40 s, job presumed running; the task on n0 counts as ended once it is "
+        "back, or after: muster node lost n0"
     )
     assert cluster.node("n0").link is LinkState.SUSPECT
 
