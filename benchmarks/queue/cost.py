@@ -13,6 +13,7 @@ from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId
 from orchestrator.core.facts.inputs import SubmitReceived
 from orchestrator.core.facts.jobs import JobSubmitted
+from orchestrator.shell.short_collections import ShortCollections
 
 NODES, QUEUED, EVENTS = 500, 10_000, 300
 BURST, BURSTS = 200, 5
@@ -29,6 +30,11 @@ def some_job(chance: random.Random) -> Wanted:
 
 def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     """Measure `events` submits and ends of jobs at a full cluster with a long queue."""
+    with ShortCollections():  # as the coordinator
+        return _measure(seed, nodes, queued, events)
+
+
+def _measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     chance = random.Random(seed)
     replay = Replay()
     replay.add_nodes(nodes)
