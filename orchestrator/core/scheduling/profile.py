@@ -121,6 +121,11 @@ class Profile:
             for name in plan.bookings.keys() - bookings.keys():
                 self._remove(name, plan.bookings[name])
 
+    @property
+    def is_simple(self) -> bool:
+        """True if each machine has one agent, so that a verdict on a node depends on no other."""
+        return not self._mixed
+
     def book(self, job: JobId, booking: Booking | None) -> None:
         """Replace the booking of a job; None removes it."""
         old = self.bookings.pop(job, None)
