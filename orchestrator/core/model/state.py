@@ -42,6 +42,7 @@ from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
+from orchestrator.core.model.waiting import WaitingIndex
 
 TERMS_LEFT_OUT: Final = 1000
 
@@ -396,6 +397,7 @@ class State:
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
+    waiting: WaitingIndex = field(default_factory=WaitingIndex)  # of the jobs in `queues`
     held: set[JobId] = field(default_factory=set)
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts

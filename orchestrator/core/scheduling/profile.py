@@ -19,6 +19,7 @@ from muster.spec.model import JobSpec, Placement, Rdma
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.plan import Booking, Sights
 from orchestrator.core.model.state import Job, Node, Share, State
+from orchestrator.core.model.waiting import Size, size_of
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
 from orchestrator.core.scheduling.timeline import (
@@ -32,7 +33,6 @@ from orchestrator.core.scheduling.timeline import (
 
 _ANYWHERE: Final = Placement()
 SIZES_MAX: Final = 50_000  # those of ended jobs are removed all at once
-Size = tuple[str, int | None, int]
 Booked = dict[NodeName, dict[JobId, Held]]
 """The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
 
@@ -268,15 +268,16 @@ class Profile:
             )
         return found
 
-    def _timeline(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> Timeline:
-        """The times of room for the job on all nodes. Bookings of jobs in `ignored` do not count.
+    def _timeline(self, gpus: int | None, ignored: AbstractSet[JobId]) -> Timeline:
+        """The times of room for `gpus` on all nodes, None for whole nodes. Bookings of jobs in
+        `ignored` do not count.
 
         A node that is away has none before it returns.
         """
-        key, lines = spec.resources.gpu, self.memo.lines
+        key, lines = gpus, self.memo.lines
         line = lines.get(key) or Line(NEVER, set(self.state.nodes))
         if line.stale:
-            known = self._changed_line(line.known, spec, line.stale, frozenset())
+            known = self._changed_line(line.known, gpus, line.stale, frozenset())
             line = lines[key] = Line(known, set())
         without = self.bookings.keys() & ignored
         if not without:
@@ -284,14 +285,14 @@ class Profile:
         again = (key, self.version, without)
         if self._without[0] != again:
             names = {name for job in without for name in self.bookings[job].nodes}
-            known = self._changed_line(line.known, spec, names, without)
+            known = self._changed_line(line.known, gpus, names, without)
             self._without = (again, known)
         return self._without[1]
 
     def _changed_line(
         self,
         line: Timeline,
-        spec: JobSpec,
+        gpus: int | None,
         names: AbstractSet[NodeName],
         ignored: AbstractSet[JobId],
     ) -> Timeline:
@@ -302,7 +303,7 @@ class Profile:
             node = self.state.nodes.get(name)
             if node is None:
                 continue
-            spans = self._room_there(spec, node, ignored)
+            spans = self._room_there(gpus, node, ignored)
             room[spans] = room.get(spans, 0) | self.memo.bits.get(name, 0)
         self.spent += len(line.times) // 8 + len(names) // 2 + 8 * len(room)
         return line.replaced(bits, room)
@@ -331,7 +332,11 @@ class Profile:
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
         kept = usable(job, fitting, self.state.networks)
-        room = self._timeline(spec, ignored).free(-1, start, end) if start < math.inf else -1
+        room = (
+            self._timeline(spec.resources.gpu, ignored).free(-1, start, end)
+            if start < math.inf
+            else -1
+        )
         bits = self.memo.bits
         nodes = {
             node.name: self._copy(node, start, end, ignored)
@@ -416,20 +421,27 @@ class Profile:
         spec = job.spec
         known = self.memo.sizes.get(job.id)
         if known is None or known[0] is not spec:
-            size = (spec.pool, spec.resources.gpu, spec.nodes)
-            known = self.memo.sizes[job.id] = (spec, size, duration_s(spec))
+            known = self.memo.sizes[job.id] = (spec, size_of(spec), duration_s(spec))
         _, size, length_s = known
+        return self.now + length_s <= self._room_until(size)
+
+    def longest_s(self, size: Size) -> float:
+        """The longest that a job of this size may hold its nodes from now on."""
+        return self._room_until(size) - self.now
+
+    def _room_until(self, size: Size) -> float:
         until = self._until.get(size)
         if until is None:
-            line, nodes = self._timeline(spec, frozenset()), self._in_service(spec.pool)
-            until = self._until[size] = line.room_until(nodes, spec.nodes, self.now)
+            pool, gpus, wanted = size
+            line, nodes = self._timeline(gpus, frozenset()), self._in_service(pool)
+            until = self._until[size] = line.room_until(nodes, wanted, self.now)
             self.spent += 10
-        return self.now + length_s <= until
+        return until
 
     def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
         """True if enough nodes may have room for the job from now on; False is certain."""
         nodes = self._fits(spec).bits & self._in_service(spec.pool)
-        line = self._timeline(spec, ignored)
+        line = self._timeline(spec.resources.gpu, ignored)
         end = self.now + duration_s(spec)
         self.spent += 5
         return line.free(nodes, self.now, end).bit_count() >= spec.nodes
@@ -438,12 +450,13 @@ class Profile:
         self, spec: JobSpec, on: AbstractSet[NodeName], before: float, ignored: AbstractSet[JobId]
     ) -> bool:
         """True if the job may use one of the nodes `on` from a time before `before`."""
-        key, again = (spec.pool, spec.resources.gpu), (self.version, on, ignored)
+        gpus = spec.resources.gpu
+        key, again = (spec.pool, gpus), (self.version, on, ignored)
         known = self._gaps.get(key)
         if known is None or known[0] != again:
             nodes = [self.state.nodes[name] for name in on if name in self.state.nodes]
             served = [it for it in nodes if it.drain is None and it.inventory.pool == spec.pool]
-            gaps = {gap for node in served for gap in self._room_there(spec, node, ignored)}
+            gaps = {gap for node in served for gap in self._room_there(gpus, node, ignored)}
             known = self._gaps[key] = (again, gaps)
             self.spent += 2 * len(on)
         length_s = duration_s(spec)
@@ -461,16 +474,16 @@ class Profile:
         """
         spec, length_s = job.spec, duration_s(job.spec)
         nodes = self._fits(spec).bits & self._in_service(spec.pool)
-        line = self._timeline(spec, ignored)
+        line = self._timeline(spec.resources.gpu, ignored)
         self.spent += len(line.times) // 4
         return line.starts(nodes, spec.nodes, length_s, self.now, before)
 
-    def _room(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
-        """The spans of time in which the node may have room for the job."""
+    def _room(self, gpus: int | None, node: Node, ignored: AbstractSet[JobId]) -> Spans:
+        """The spans of time in which the node may have room for `gpus`."""
         known = self.memo.gaps.get(node.name)
         if known is None:
             known = self.memo.gaps[node.name] = {}
-        key: object = spec.resources.gpu
+        key: object = gpus
         booked = self._booked.get(node.name)
         if booked and not ignored.isdisjoint(booked):
             key = (key, frozenset(booked.keys() & ignored))
@@ -478,16 +491,16 @@ class Profile:
         if found is None:
             held = list(self.holds(node, ignored))
             self.spent += 3 + 2 * len(held)
-            if held and spec.resources.gpu and self._divides(node):
-                found = spans_of_parts(node, spec.resources.gpu, held, self.now)
+            if held and gpus and self._divides(node):
+                found = spans_of_parts(node, gpus, held, self.now)
             else:
                 found = spans_of_all(held, self.now)
             known[key] = found
         return found
 
-    def _room_there(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
+    def _room_there(self, gpus: int | None, node: Node, ignored: AbstractSet[JobId]) -> Spans:
         """As `_room`. A node that is away has no room before it returns."""
-        spans = self._room(spec, node, ignored)
+        spans = self._room(gpus, node, ignored)
         if node.link is LinkState.CONNECTED:
             return spans
         returns = self.node_returns_at(node)
