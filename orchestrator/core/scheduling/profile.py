@@ -10,7 +10,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, assert_never
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
@@ -24,7 +24,11 @@ from orchestrator.core.scheduling.placement import busy, choose_gang, consider, 
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
 from orchestrator.core.scheduling.timeline import (
     NEVER,
+    Booked,
+    Fitting,
     Held,
+    Line,
+    Memo,
     Spans,
     Timeline,
     spans_of_all,
@@ -32,46 +36,6 @@ from orchestrator.core.scheduling.timeline import (
 )
 
 _ANYWHERE: Final = Placement()
-SIZES_MAX: Final = 50_000  # those of ended jobs are removed all at once
-Booked = dict[NodeName, dict[JobId, Held]]
-"""The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
-
-
-class Fitting(NamedTuple):
-    """The nodes that fit a job, and their bits."""
-
-    nodes: list[Node]
-    bits: int
-
-
-class Line(NamedTuple):
-    """The timeline of all nodes with bookings, except that `stale` nodes have changed since."""
-
-    known: Timeline
-    stale: set[NodeName]
-
-
-class Memo(NamedTuple):
-    """Results of the last pass that hold as long as the nodes and their bookings stay the same."""
-
-    gaps: dict[NodeName, dict[object, Spans]]
-    copies: dict[NodeName, Node]
-    fitting: dict[object, Fitting]
-    lines: dict[int | None, Line]
-    bits: dict[NodeName, int]
-    booked: Booked
-    nodes: dict[NodeName, Node]
-    sizes: dict[JobId, tuple[JobSpec, Size, float]]
-
-    def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
-        """A copy without these nodes. `described`: the inventory of one has changed."""
-        gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
-        copies = {name: it for name, it in self.copies.items() if name not in nodes}
-        sizes = self.sizes if len(self.sizes) < SIZES_MAX else {}
-        if described:
-            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes)
-        lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes)
 
 
 class Profile:
