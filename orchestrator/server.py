@@ -49,9 +49,9 @@ from orchestrator.shell.logs.room import MakeRoom
 from orchestrator.shell.logs.store import LogStore
 from orchestrator.shell.logs.writer import UNANSWERED_S
 from orchestrator.shell.replay import replay
-from orchestrator.shell.short_collections import ShortCollections
 from orchestrator.shell.stats import Histogram
 from orchestrator.shell.tokens_file import people_of, warn_if_changed
+from orchestrator.short_collections import ShortCollections
 from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender
 

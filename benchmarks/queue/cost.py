@@ -13,7 +13,7 @@ from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId
 from orchestrator.core.facts.inputs import SubmitReceived
 from orchestrator.core.facts.jobs import JobSubmitted
-from orchestrator.shell.short_collections import ShortCollections
+from orchestrator.short_collections import ShortCollections
 
 NODES, QUEUED, EVENTS = 500, 10_000, 300
 BURST, BURSTS = 200, 5

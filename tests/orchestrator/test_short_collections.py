@@ -6,7 +6,7 @@ from pathlib import Path
 
 _PROGRAM = """
 import gc
-from orchestrator.shell.short_collections import ShortCollections
+from orchestrator.short_collections import ShortCollections
 
 before = gc.get_threshold()
 
@@ -43,7 +43,7 @@ assert gc.get_threshold() == before
 
 
 def test_the_number_of_frozen_objects_is_bounded() -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         cwd=root,
