@@ -161,8 +161,9 @@ class Profile:
                 node.drain,
                 node.refuses_jobs,
                 node.disks,
-                node.holders.copy(),
-                [ends[job] for job, _ in node.holders],
+                # An attempt keeps its share of a node.
+                tuple(node.holders),
+                tuple([ends[job] for job, _ in node.holders]),
             )
             for name, node in self.state.nodes.items()
         }
