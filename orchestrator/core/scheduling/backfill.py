@@ -28,7 +28,6 @@ from orchestrator.core.model.plan import (
     QueuePlan,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.model.waiting import Place
 from orchestrator.core.scheduling.planner import LATER_S, Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
@@ -232,7 +231,9 @@ class _Pass(Planner):
         yield from (name for _, name in between)
         yield from self._with_room(pool, end, {it for it in known if it >= end})
 
-    def _with_room(self, pool: str, place: Place, known: set[Place]) -> Iterator[JobId]:
+    def _with_room(
+        self, pool: str, place: tuple[int, JobId], known: set[tuple[int, JobId]]
+    ) -> Iterator[JobId]:
         """The jobs from a place on in their order: those in `known`, and others that may have room
         now.
         """
