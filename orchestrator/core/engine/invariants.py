@@ -12,10 +12,10 @@ from muster.protocol.states import TaskState
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.plan import WaitingIndex
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.model.task import OVER, reached
 from orchestrator.core.model.user_webhooks import UserWebhooks
-from orchestrator.core.model.waiting import WaitingIndex
 from orchestrator.core.scheduling.gpus import free_cpus, free_memory, share_of
 
 

@@ -37,12 +37,11 @@ from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.people import Enrolment, People
-from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
+from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan, WaitingIndex
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
 from orchestrator.core.model.user_webhooks import UserWebhooks
-from orchestrator.core.model.waiting import WaitingIndex
 
 TERMS_LEFT_OUT: Final = 1000
 

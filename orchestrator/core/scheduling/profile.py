@@ -17,9 +17,8 @@ from muster.protocol.instant import Instant
 from muster.protocol.observations.gpus import divides
 from muster.spec.model import JobSpec, Placement, Rdma
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.plan import Booking, Sights
+from orchestrator.core.model.plan import Booking, Sights, Size, size_of
 from orchestrator.core.model.state import Job, Node, Share, State
-from orchestrator.core.model.waiting import Size, size_of
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
 from orchestrator.core.scheduling.timeline import (

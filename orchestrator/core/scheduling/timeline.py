@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from muster.protocol.ids import JobId, NodeName
 from muster.spec.model import JobSpec
+from orchestrator.core.model.plan import Size
 from orchestrator.core.model.state import Node, Share
-from orchestrator.core.model.waiting import Size
 
 Spans = tuple[tuple[float, float], ...]
 """Spans of time with room, in order and apart from each other."""

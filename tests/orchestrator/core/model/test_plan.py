@@ -8,7 +8,7 @@ from msgspec import structs
 
 from muster.protocol.ids import JobId
 from muster.spec.model import JobSpec, Resources
-from orchestrator.core.model.waiting import Size, WaitingIndex, size_of
+from orchestrator.core.model.plan import Size, WaitingIndex, size_of
 from tests.orchestrator.core.playbook import spec
 
 LIMITS = st.none() | st.floats(0.001, 1e9) | st.sampled_from([1.0, 2.0, 4.0, 2.0**0.5, 1024.0])
