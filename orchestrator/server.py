@@ -51,6 +51,7 @@ from orchestrator.shell.logs.writer import UNANSWERED_S
 from orchestrator.shell.replay import replay
 from orchestrator.shell.stats import Histogram
 from orchestrator.shell.tokens_file import people_of, warn_if_changed
+from orchestrator.short_collections import ShortCollections
 from orchestrator.webhooks.allowlist import read_allowed
 from orchestrator.webhooks.sender import WebhookSender
 
@@ -123,10 +124,11 @@ async def serve(config: CoordinatorConfig) -> None:
     writer = JournalWriter(journal)
     try:
         parts = _build(config, state, writer, clock, known, secret, ca, joining)
-        async with parts.owner:
-            servers = await _start(parts, config, epoch, certificate, of_agents)
-            await parts.owner.run_until(stop)
-            await _stop(parts, servers)
+        with ShortCollections():
+            async with parts.owner:
+                servers = await _start(parts, config, epoch, certificate, of_agents)
+                await parts.owner.run_until(stop)
+                await _stop(parts, servers)
         await parts.coordinator.flush()
     finally:
         writer.close()

@@ -13,9 +13,10 @@ from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId
 from orchestrator.core.facts.inputs import SubmitReceived
 from orchestrator.core.facts.jobs import JobSubmitted
+from orchestrator.short_collections import ShortCollections
 
 NODES, QUEUED, EVENTS = 500, 10_000, 300
-BURST, BURSTS = 200, 5
+BURST, BURSTS, ENDS = 200, 5, 50
 _SIZES = ((1, 45), (2, 20), (4, 15), (8, 10), (16, 6), (64, 4))
 
 
@@ -29,6 +30,11 @@ def some_job(chance: random.Random) -> Wanted:
 
 def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     """Measure `events` submits and ends of jobs at a full cluster with a long queue."""
+    with ShortCollections():  # as the coordinator
+        return _measure(seed, nodes, queued, events)
+
+
+def _measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     chance = random.Random(seed)
     replay = Replay()
     replay.add_nodes(nodes)
@@ -60,6 +66,12 @@ def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
             part.samples += [1e3 * it for it in turns]
         most = max(replay.turns[began:], key=sum)
         (submit if number % 2 else end).add(1e3 * sum(most))
+    ends = Row("burst", f"{ENDS} jobs end at once: reports and first slice", "ours")
+    whole = Row("burst", f"{ENDS} jobs end at once: all", "ours")
+    for _ in range(BURSTS):
+        turns = _ends(replay)
+        ends.add(1e3 * turns[0])
+        whole.add(1e3 * sum(turns))
     one, each = (
         Row("burst", f"{BURST} submits with {which}", "ours")
         for which in ("one pass", "a pass each")
@@ -67,7 +79,16 @@ def measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     for _ in range(BURSTS):
         one.add(1e3 * _burst(replay, chance, together=True))
         each.add(1e3 * _burst(replay, chance, together=False))
-    return [submit, end, part, one, each]
+    return [submit, end, part, ends, whole, one, each]
+
+
+def _ends(replay: Replay) -> list[float]:
+    """Let jobs end at once; returns the seconds of each slice of the pass that follows."""
+    began = len(replay.turns)
+    replay.end_together(list(replay.began)[:ENDS])
+    while replay.step(replay.mono):
+        pass
+    return replay.turns[began]
 
 
 def _burst(replay: Replay, chance: random.Random, *, together: bool) -> float:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from muster.protocol.ids import JobId, TaskId
-from muster.protocol.link.control_channel import Inventory, with_devices
+from muster.protocol.instant import Instant
+from muster.protocol.link.control_channel import Inventory, RankReport, with_devices
 from muster.protocol.link.terms import Terms
 from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from muster.spec.model import Argv, JobSpec, Resources
+from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.engine.turn import Turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.jobs import AttemptPlaced, JobEnded
 from orchestrator.core.facts.queue import StartMoved, StartPromised
 from orchestrator.core.scheduling.planner import LATER_S
-from tests.orchestrator.core.playbook import Cluster, prepared
+from tests.orchestrator.core.playbook import Cluster, prepared, task_report
 
 GPUS = 8
 PASS = a.Timer(a.TimerKind.QUEUE)
@@ -73,6 +75,35 @@ class Replay(Cluster):
             self.turns[-1].append(took)
         elif not isinstance(received, s.HelloReceived):
             self.turns.append([took])
+        self._observe()
+        return turned
+
+    def end_together(self, jobs: Sequence[JobId]) -> None:
+        """Let running jobs end now, by reports of all nodes that the coordinator reads at once."""
+        self.queued = [it for it in self.queued if it[2] not in jobs]
+        heapq.heapify(self.queued)
+        tasks = [task for name in jobs for task in self.state.jobs[name].attempts[-1].tasks]
+        exited = {"exit": ExitStatus(0), "ranks": (RankReport(0, exit=ExitStatus(0)),)}
+        reports: list[tuple[s.Input, Instant]] = []
+        for state, more in ((TaskState.EXITED, exited), (TaskState.CLEANED, {})):
+            for task in tasks:
+                session = self.state.nodes[task.node].session
+                assert session is not None
+                sent = task_report(task.id, state, prepared=prepared(), terms=1, **more)
+                reports.append((s.ReportReceived(session, sent), self.now))
+        began = time.thread_time()
+        turned = guarded_turns(self.state, reports, self.limits)
+        self.turns.append([time.thread_time() - began])
+        for it in turned:
+            self.facts += it.turn.facts
+            for action in it.turn.effects:
+                if isinstance(action, a.SetTimer):
+                    self.timers[action.timer] = action.at
+        self._observe()
+        while self.placed:
+            self.begin(self.placed.pop())
+
+    def _observe(self) -> None:
         for fact in self.facts:
             if isinstance(fact, AttemptPlaced):
                 self.began[fact.job] = self.mono
@@ -90,7 +121,6 @@ class Replay(Cluster):
                 self.done.append(Done(known, self.began.pop(fact.job), self.mono))
         self.facts.clear()
         self.sent.clear()
-        return turned
 
     def terms(self, task: TaskId) -> Terms:  # noqa: ARG002 - never changed here
         return Terms(1)

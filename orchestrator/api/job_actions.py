@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET
 
+from muster.http.explanation import Explanation
 from muster.http.job_actions import ChangeAnswer, RerunRequest, SignalAnswer, SignalRequest
 from muster.protocol.ids import NodeName
 from muster.spec.errors import InvalidValueError, SpecError
@@ -19,6 +20,7 @@ from muster.spec.serialize import to_mapping
 from muster.spec.units import signal_name
 from muster.spec.update import Amendment, amend
 from orchestrator.api.http.access import TOKEN, AccessTable
+from orchestrator.api.http.explanations import Explanations
 from orchestrator.api.http.job_body import spec_problem
 from orchestrator.api.http.preconditions import (
     idempotency_key,
@@ -42,7 +44,7 @@ from orchestrator.core.facts.inputs import ChangeReceived, SignalReceived, Stack
 from orchestrator.core.model.status import job_state
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.what_if import WAITING, what_if_state, what_if_text
-from orchestrator.core.views.explain import explain
+from orchestrator.core.views.explain import Steps, explain_steps
 from orchestrator.shell.coordinator import Coordinator
 
 REASON_CHARS_MAX: Final = 1000
@@ -62,6 +64,7 @@ class JobActionsApi:
         self._coordinator = coordinator
         self._access = access
         self._jobs = jobs
+        self._explanations = Explanations(coordinator)
         self._signals = RateLimit(SIGNALS_PER_S)
 
     async def change(self, request: web.Request) -> web.Response:
@@ -106,27 +109,32 @@ class JobActionsApi:
         """Explain why the job waits, runs on its nodes, or has ended."""
         name = job_id(request)
         query = read_query(request, ExplainQuery)
-        state, job = await find_job(self._coordinator, name)
-        now = self._coordinator.now()
         sees = partial(self._access.allows, request, Action.SEE_JOB)
         drained = [NodeName(node) for node in query.drained or ()]
         supposing = what_if_text(query.nodes, drained, query.time_limit_s)
-        if not supposing:
-            return reply(explain(state, job, now, sees))
-        for node in drained:
-            if node not in state.nodes:
-                raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
-        if job.phase not in WAITING:
-            raise ApiError(
-                409,
-                "not_waiting",
-                f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
-                f"its end: muster explain {name}",
-            )
-        asked = what_if_state(state, job, now, query.nodes, drained, query.time_limit_s)
-        explanation = explain(*asked, now, sees)
-        text = "it would start now" if explanation.starts_now else explanation.text
-        explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
+
+        async def begin() -> Steps[Explanation]:
+            state, job = await find_job(self._coordinator, name)
+            now = self._coordinator.now()
+            if not supposing:
+                return explain_steps(state, job, now, sees)
+            for node in drained:
+                if node not in state.nodes:
+                    raise bad_field("drained", f"{shown(node)} is not a node; see: muster nodes")
+            if job.phase not in WAITING:
+                raise ApiError(
+                    409,
+                    "not_waiting",
+                    f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
+                    f"its end: muster explain {name}",
+                )
+            asked = what_if_state(state, job, now, query.nodes, drained, query.time_limit_s)
+            return explain_steps(*asked, now, sees)
+
+        explanation = await self._explanations.make(request[TOKEN].user, begin)
+        if supposing:
+            text = "it would start now" if explanation.starts_now else explanation.text
+            explanation = msgspec.structs.replace(explanation, supposing=supposing, text=text)
         return reply(explanation)
 
     async def signal(self, request: web.Request) -> web.Response:

@@ -135,6 +135,7 @@ class Coordinator:
         self._next_request = 1
         self.started = asyncio.Event()  # set once the new epoch is on disk
         self._stopped = False
+        self.revision = 0  # of what explanations depend on
         self._unchecked_bytes = 0  # of submits since the free space was last looked at
 
     def now(self) -> Instant:
@@ -378,6 +379,9 @@ class Coordinator:
                 if fact.durability is not Durability.EPHEMERAL:
                     self._staged.append((fact, at.wall))
                     found.add(fact.durability)
+                    self.revision += 1
+                elif fact.reschedules:
+                    self.revision += 1
         self.meters.observe(facts[known:])
         self.index.observe(self.state, facts[known:])
         self.webhooks.observe(self.state, facts[known:])

@@ -115,11 +115,13 @@ def _release_bytes(state: State, job: Job) -> None:
 
 def enqueue(state: State, job: Job) -> None:
     insort(state.queues.setdefault(job.spec.pool, []), (-job.spec.priority, job.id))
+    state.waiting.add(job.spec, job.id)
 
 
 def dequeue(state: State, job: Job) -> None:
     queue = state.queues[job.spec.pool]
     del queue[bisect_left(queue, (-job.spec.priority, job.id))]
+    state.waiting.remove(job.spec, job.id)
 
 
 def _leave_line(state: State, job: Job) -> None:

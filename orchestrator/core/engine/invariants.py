@@ -12,6 +12,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.model.plan import WaitingIndex
 from orchestrator.core.model.state import Attempt, Job, Node, Share, State, Task
 from orchestrator.core.model.task import OVER, reached
 from orchestrator.core.model.user_webhooks import UserWebhooks
@@ -144,6 +145,11 @@ def _queues(state: State) -> Iterator[str]:
                 yield f"job {name} waits in pool {pool} with priority {-priority}: not its own"
     if len(queued) != len(set(queued)) or set(queued) != waiting:
         yield f"jobs {sorted(queued)} are in queues and jobs {sorted(waiting)} are waiting"
+    index = WaitingIndex()
+    for name in queued:
+        index.add(state.jobs[name].spec, name)
+    if index != state.waiting:
+        yield f"the index of waiting jobs is {state.waiting}, and the queues say {index}"
 
 
 def _nodes(state: State) -> Iterator[str]:

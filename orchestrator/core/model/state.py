@@ -37,7 +37,7 @@ from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
 from orchestrator.core.model.people import Enrolment, People
-from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan
+from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan, WaitingIndex
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.registrations import NewNodes
 from orchestrator.core.model.task import OVER
@@ -396,6 +396,7 @@ class State:
     jobs: dict[JobId, Job] = field(default_factory=dict)
     keys: dict[tuple[str, str], tuple[JobId, str]] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, JobId]]] = field(default_factory=dict)  # by pool, in order
+    waiting: WaitingIndex = field(default_factory=WaitingIndex)  # of the jobs in `queues`
     held: set[JobId] = field(default_factory=set)
     spec_bytes: dict[str, int] = field(default_factory=dict)  # by user: of jobs not ended
     ports: dict[str, set[int]] = field(default_factory=dict)  # by machine: leased to attempts

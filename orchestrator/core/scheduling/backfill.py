@@ -9,9 +9,11 @@ booking.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from heapq import merge
 from typing import Final
 
 from msgspec import structs
@@ -35,6 +37,8 @@ CHANGED_MAX: Final = 64
 """Number of changed nodes up to which it is worth it to look for jobs that they do not concern."""
 EVENTS_KEPT: Final = 512
 _ERROR_CHARS: Final = 200
+_LAST: Final = (sys.maxsize, JobId(0))
+"""Behind every place."""
 
 
 def schedule(
@@ -216,11 +220,37 @@ class _Pass(Planner):
         elif at < first and self._is_free(pool, self.state.plan.unseen):
             rest = resume[1:] if number == resume[0] else (-math.inf, 0)
             first = max(at, bisect_left(queue, rest)) if number >= resume[0] else first
-        known = self.anew | self.profile.bookings.keys()
-        if known:
-            yield from [name for _, name in queue[at:first] if name in known]
-        for place in range(first, len(queue)):
-            yield queue[place][1]
+        known = {
+            (-self.state.jobs[name].spec.priority, name)
+            for name in self.anew | self.profile.bookings.keys()
+            if self._is_queued(name) and self.state.jobs[name].spec.pool == pool
+        }
+        start = queue[at] if at < len(queue) else _LAST
+        end = queue[first] if first < len(queue) else _LAST
+        between = sorted(it for it in known if start <= it < end)
+        yield from (name for _, name in between)
+        yield from self._with_room(pool, end, {it for it in known if it >= end})
+
+    def _with_room(
+        self, pool: str, place: tuple[int, JobId], known: set[tuple[int, JobId]]
+    ) -> Iterator[JobId]:
+        """The jobs from a place on in their order: those in `known`, and others that may have room
+        now.
+        """
+        profile, waiting = self.profile, self.state.waiting
+        while place < _LAST:
+            version = profile.version
+            others = waiting.behind(pool, place, profile.longest_s)
+            profile.spent += 20
+            for found in merge(sorted(it for it in known if it >= place), others):
+                if found < place:
+                    continue  # it is among both
+                place = (found[0], JobId(found[1] + 1))
+                yield found[1]
+                if profile.version != version:
+                    break  # less has room now
+            else:
+                return
 
     def _is_free(self, pool: str, nodes: AbstractSet[NodeName]) -> bool:
         """True if something may be free now on one of the nodes."""

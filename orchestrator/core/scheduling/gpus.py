@@ -129,8 +129,8 @@ def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
     seen: set[tuple[str, str]] = set()
     kept = []
     for node in nodes:
-        devices = usable(node.inventory.devices)
-        if node.inventory.shared_host and devices:
+        devices = usable(node.inventory.devices) if node.inventory.shared_host else ()
+        if devices:
             mine = {(node.inventory.machine_id, gpu.uuid or gpu.pci) for gpu in devices}
             if mine & seen:
                 continue

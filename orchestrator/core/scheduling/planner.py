@@ -89,6 +89,8 @@ class Planner:
         self.restored = {name for name in restored if name in self.promises}
         self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
         self.unsettled = set(bookings)
+        # On which a verdict may have changed since the last pass.
+        self.changed: AbstractSet[NodeName] = state.nodes.keys()
         self.facts: list[Fact] = []
 
     def _is_queued(self, name: JobId) -> bool:
@@ -221,6 +223,8 @@ class Planner:
             return names == set(booking.nodes)
         start = max(booking.start, self.now.mono)
         end = start + duration_s(job.spec)
+        if end == booking.end and self._is_untouched(job, booking):
+            return True
         ignored = {job.id}
         if job.id in self.promises:
             ignored |= self.profile.endless
@@ -231,6 +235,18 @@ class Planner:
             again = booking_of(trial, job, found, booking.start, end)
             self.profile.book(job.id, again)
         return True
+
+    def _is_untouched(self, job: Job, booking: Booking) -> bool:
+        """True if the last verdict on the booking still holds: nothing has changed on its nodes,
+        and no booking counts now that was ignored when it was made.
+        """
+        if booking.start <= self.now.mono or not self.profile.is_simple:
+            return False
+        if (self.profile.endless and job.id not in self.promises) or self._unsure_elsewhere(job):
+            return False
+        plan, nodes = self.state.plan, booking.nodes
+        looks = (self.changed, plan.unseen, plan.touched, self.profile.touched)
+        return all(it.isdisjoint(nodes) for it in looks)
 
     def _start(self, job: Job, ignored: AbstractSet[JobId]) -> bool:
         """Place the job now if that delays no booking that counts."""

@@ -10,20 +10,24 @@ import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, assert_never
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.observations.gpus import divides
 from muster.spec.model import JobSpec, Placement, Rdma
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.plan import Booking, Sights
+from orchestrator.core.model.plan import Booking, Sights, Size, size_of
 from orchestrator.core.model.state import Job, Node, Share, State
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
 from orchestrator.core.scheduling.timeline import (
     NEVER,
+    Booked,
+    Fitting,
     Held,
+    Line,
+    Memo,
     Spans,
     Timeline,
     spans_of_all,
@@ -31,47 +35,6 @@ from orchestrator.core.scheduling.timeline import (
 )
 
 _ANYWHERE: Final = Placement()
-SIZES_MAX: Final = 50_000  # those of ended jobs are removed all at once
-Size = tuple[str, int | None, int]
-Booked = dict[NodeName, dict[JobId, Held]]
-"""The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
-
-
-class Fitting(NamedTuple):
-    """The nodes that fit a job, and their bits."""
-
-    nodes: list[Node]
-    bits: int
-
-
-class Line(NamedTuple):
-    """The timeline of all nodes with bookings, except that `stale` nodes have changed since."""
-
-    known: Timeline
-    stale: set[NodeName]
-
-
-class Memo(NamedTuple):
-    """Results of the last pass that hold as long as the nodes and their bookings stay the same."""
-
-    gaps: dict[NodeName, dict[object, Spans]]
-    copies: dict[NodeName, Node]
-    fitting: dict[object, Fitting]
-    lines: dict[int | None, Line]
-    bits: dict[NodeName, int]
-    booked: Booked
-    nodes: dict[NodeName, Node]
-    sizes: dict[JobId, tuple[JobSpec, Size, float]]
-
-    def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
-        """A copy without these nodes. `described`: the inventory of one has changed."""
-        gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
-        copies = {name: it for name, it in self.copies.items() if name not in nodes}
-        sizes = self.sizes if len(self.sizes) < SIZES_MAX else {}
-        if described:
-            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes)
-        lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes)
 
 
 class Profile:
@@ -120,6 +83,11 @@ class Profile:
             self._booked.update(plan.memo.booked)
             for name in plan.bookings.keys() - bookings.keys():
                 self._remove(name, plan.bookings[name])
+
+    @property
+    def is_simple(self) -> bool:
+        """True if each machine has one agent, so that a verdict on a node depends on no other."""
+        return not self._mixed
 
     def book(self, job: JobId, booking: Booking | None) -> None:
         """Replace the booking of a job; None removes it."""
@@ -192,8 +160,9 @@ class Profile:
                 node.drain,
                 node.refuses_jobs,
                 node.disks,
-                node.holders.copy(),
-                [ends[job] for job, _ in node.holders],
+                # An attempt keeps its share of a node.
+                tuple(node.holders),
+                tuple([ends[job] for job, _ in node.holders]),
             )
             for name, node in self.state.nodes.items()
         }
@@ -263,15 +232,16 @@ class Profile:
             )
         return found
 
-    def _timeline(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> Timeline:
-        """The times of room for the job on all nodes. Bookings of jobs in `ignored` do not count.
+    def _timeline(self, gpus: int | None, ignored: AbstractSet[JobId]) -> Timeline:
+        """The times of room for `gpus` on all nodes, None for whole nodes. Bookings of jobs in
+        `ignored` do not count.
 
         A node that is away has none before it returns.
         """
-        key, lines = spec.resources.gpu, self.memo.lines
+        key, lines = gpus, self.memo.lines
         line = lines.get(key) or Line(NEVER, set(self.state.nodes))
         if line.stale:
-            known = self._changed_line(line.known, spec, line.stale, frozenset())
+            known = self._changed_line(line.known, gpus, line.stale, frozenset())
             line = lines[key] = Line(known, set())
         without = self.bookings.keys() & ignored
         if not without:
@@ -279,14 +249,14 @@ class Profile:
         again = (key, self.version, without)
         if self._without[0] != again:
             names = {name for job in without for name in self.bookings[job].nodes}
-            known = self._changed_line(line.known, spec, names, without)
+            known = self._changed_line(line.known, gpus, names, without)
             self._without = (again, known)
         return self._without[1]
 
     def _changed_line(
         self,
         line: Timeline,
-        spec: JobSpec,
+        gpus: int | None,
         names: AbstractSet[NodeName],
         ignored: AbstractSet[JobId],
     ) -> Timeline:
@@ -297,7 +267,7 @@ class Profile:
             node = self.state.nodes.get(name)
             if node is None:
                 continue
-            spans = self._room_there(spec, node, ignored)
+            spans = self._room_there(gpus, node, ignored)
             room[spans] = room.get(spans, 0) | self.memo.bits.get(name, 0)
         self.spent += len(line.times) // 8 + len(names) // 2 + 8 * len(room)
         return line.replaced(bits, room)
@@ -326,7 +296,11 @@ class Profile:
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
         kept = usable(job, fitting, self.state.networks)
-        room = self._timeline(spec, ignored).free(-1, start, end) if start < math.inf else -1
+        room = (
+            self._timeline(spec.resources.gpu, ignored).free(-1, start, end)
+            if start < math.inf
+            else -1
+        )
         bits = self.memo.bits
         nodes = {
             node.name: self._copy(node, start, end, ignored)
@@ -411,20 +385,27 @@ class Profile:
         spec = job.spec
         known = self.memo.sizes.get(job.id)
         if known is None or known[0] is not spec:
-            size = (spec.pool, spec.resources.gpu, spec.nodes)
-            known = self.memo.sizes[job.id] = (spec, size, duration_s(spec))
+            known = self.memo.sizes[job.id] = (spec, size_of(spec), duration_s(spec))
         _, size, length_s = known
+        return self.now + length_s <= self._room_until(size)
+
+    def longest_s(self, size: Size) -> float:
+        """The longest that a job of this size may hold its nodes from now on."""
+        return self._room_until(size) - self.now
+
+    def _room_until(self, size: Size) -> float:
         until = self._until.get(size)
         if until is None:
-            line, nodes = self._timeline(spec, frozenset()), self._in_service(spec.pool)
-            until = self._until[size] = line.room_until(nodes, spec.nodes, self.now)
+            pool, gpus, wanted = size
+            line, nodes = self._timeline(gpus, frozenset()), self._in_service(pool)
+            until = self._until[size] = line.room_until(nodes, wanted, self.now)
             self.spent += 10
-        return self.now + length_s <= until
+        return until
 
     def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
         """True if enough nodes may have room for the job from now on; False is certain."""
         nodes = self._fits(spec).bits & self._in_service(spec.pool)
-        line = self._timeline(spec, ignored)
+        line = self._timeline(spec.resources.gpu, ignored)
         end = self.now + duration_s(spec)
         self.spent += 5
         return line.free(nodes, self.now, end).bit_count() >= spec.nodes
@@ -433,12 +414,13 @@ class Profile:
         self, spec: JobSpec, on: AbstractSet[NodeName], before: float, ignored: AbstractSet[JobId]
     ) -> bool:
         """True if the job may use one of the nodes `on` from a time before `before`."""
-        key, again = (spec.pool, spec.resources.gpu), (self.version, on, ignored)
+        gpus = spec.resources.gpu
+        key, again = (spec.pool, gpus), (self.version, on, ignored)
         known = self._gaps.get(key)
         if known is None or known[0] != again:
             nodes = [self.state.nodes[name] for name in on if name in self.state.nodes]
             served = [it for it in nodes if it.drain is None and it.inventory.pool == spec.pool]
-            gaps = {gap for node in served for gap in self._room_there(spec, node, ignored)}
+            gaps = {gap for node in served for gap in self._room_there(gpus, node, ignored)}
             known = self._gaps[key] = (again, gaps)
             self.spent += 2 * len(on)
         length_s = duration_s(spec)
@@ -456,16 +438,16 @@ class Profile:
         """
         spec, length_s = job.spec, duration_s(job.spec)
         nodes = self._fits(spec).bits & self._in_service(spec.pool)
-        line = self._timeline(spec, ignored)
+        line = self._timeline(spec.resources.gpu, ignored)
         self.spent += len(line.times) // 4
         return line.starts(nodes, spec.nodes, length_s, self.now, before)
 
-    def _room(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
-        """The spans of time in which the node may have room for the job."""
+    def _room(self, gpus: int | None, node: Node, ignored: AbstractSet[JobId]) -> Spans:
+        """The spans of time in which the node may have room for `gpus`."""
         known = self.memo.gaps.get(node.name)
         if known is None:
             known = self.memo.gaps[node.name] = {}
-        key: object = spec.resources.gpu
+        key: object = gpus
         booked = self._booked.get(node.name)
         if booked and not ignored.isdisjoint(booked):
             key = (key, frozenset(booked.keys() & ignored))
@@ -473,16 +455,16 @@ class Profile:
         if found is None:
             held = list(self.holds(node, ignored))
             self.spent += 3 + 2 * len(held)
-            if held and spec.resources.gpu and self._divides(node):
-                found = spans_of_parts(node, spec.resources.gpu, held, self.now)
+            if held and gpus and self._divides(node):
+                found = spans_of_parts(node, gpus, held, self.now)
             else:
                 found = spans_of_all(held, self.now)
             known[key] = found
         return found
 
-    def _room_there(self, spec: JobSpec, node: Node, ignored: AbstractSet[JobId]) -> Spans:
+    def _room_there(self, gpus: int | None, node: Node, ignored: AbstractSet[JobId]) -> Spans:
         """As `_room`. A node that is away has no room before it returns."""
-        spans = self._room(spec, node, ignored)
+        spans = self._room(gpus, node, ignored)
         if node.link is LinkState.CONNECTED:
             return spans
         returns = self.node_returns_at(node)

@@ -1,6 +1,7 @@
 """Timeline: which nodes have room from when to when, with one bit of an integer for each node.
 
-So a question about all nodes takes a few operations on integers, not a loop over the nodes.
+So a question about all nodes takes a few operations on integers, not a loop over the nodes. `Memo`
+keeps what a pass has found for the next one.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import compress
 from operator import ne
 from typing import Final, NamedTuple
 
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName
+from muster.spec.model import JobSpec
+from orchestrator.core.model.plan import Size
 from orchestrator.core.model.state import Node, Share
 
 Spans = tuple[tuple[float, float], ...]
@@ -169,3 +173,44 @@ def spans_of_parts(node: Node, gpus: int, held: list[Held], now: float) -> Spans
 
 _LAST: Final = 1e300
 """Before every unknown time, and after every known one."""
+
+SIZES_MAX: Final = 50_000  # those of ended jobs are removed all at once
+Booked = dict[NodeName, dict[JobId, Held]]
+"""The bookings of each node. The dictionaries of the nodes are never changed, only replaced."""
+
+
+class Fitting(NamedTuple):
+    """The nodes that fit a job, and their bits."""
+
+    nodes: list[Node]
+    bits: int
+
+
+class Line(NamedTuple):
+    """The timeline of all nodes with bookings, except that `stale` nodes have changed since."""
+
+    known: Timeline
+    stale: set[NodeName]
+
+
+class Memo(NamedTuple):
+    """Results of the last pass that hold as long as the nodes and their bookings stay the same."""
+
+    gaps: dict[NodeName, dict[object, Spans]]
+    copies: dict[NodeName, Node]
+    fitting: dict[object, Fitting]
+    lines: dict[int | None, Line]
+    bits: dict[NodeName, int]
+    booked: Booked
+    nodes: dict[NodeName, Node]
+    sizes: dict[JobId, tuple[JobSpec, Size, float]]
+
+    def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
+        """A copy without these nodes. `described`: the inventory of one has changed."""
+        gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
+        copies = {name: it for name, it in self.copies.items() if name not in nodes}
+        sizes = self.sizes if len(self.sizes) < SIZES_MAX else {}
+        if described:
+            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes)
+        lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes)

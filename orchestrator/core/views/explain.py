@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from itertools import islice
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
 import msgspec
 
@@ -47,6 +47,8 @@ from orchestrator.core.views.went_ahead import ahead_of, went_ahead
 TRIES: Final = 4
 AHEAD_MAX: Final = 20
 """The number of jobs ahead in the queue that are named."""
+NODES_A_STEP: Final = 64
+_Found = TypeVar("_Found")
 
 
 class Chance(msgspec.Struct, frozen=True):
@@ -61,18 +63,38 @@ class Chance(msgspec.Struct, frozen=True):
     outlook: Outlook | None
 
 
+Steps = Generator[None, None, _Found]
+"""A computation in steps of a few milliseconds each; the state must be the same in all of them."""
+
+
+def finished(steps: Steps[_Found]) -> _Found:
+    """Return the result of all steps at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as done:
+        found: _Found = done.value
+        return found
+
+
 def chance(state: State, job: Job, now: Instant) -> Chance:
     """Return the scheduler's present verdict on a waiting job.
 
     A held or backed-off job is judged as if it were in its queue.
     """
+    return finished(_chance(state, job, now))
+
+
+def _chance(state: State, job: Job, now: Instant) -> Steps[Chance]:
     mine = (-job.spec.priority, job.id)
     queue = state.queues.get(job.spec.pool, [])
     line = [state.jobs[name] for rank, name in queue if (rank, name) < mine]
     found = consider(state, job)
+    yield
     queued = job.phase is JobPhase.QUEUED
     if not state.policy(job.spec.pool).is_strict:
         seen = outlook(state, job, now)
+        yield
         return Chance(line, found, queued and seen.starts_now, seen)
     held = state.disk_full or why_held(state) or why_job_held(state, job)
     starts = queued and not line and bool(found.gang) and not held
@@ -82,14 +104,22 @@ def chance(state: State, job: Job, now: Instant) -> Chance:
 def explain(
     state: State, job: Job, now: Instant, sees: Callable[[str], bool] = lambda _user: True
 ) -> Explanation:
+    """As `explain_steps`, at once."""
+    return finished(explain_steps(state, job, now, sees))
+
+
+def explain_steps(
+    state: State, job: Job, now: Instant, sees: Callable[[str], bool] = lambda _user: True
+) -> Steps[Explanation]:
     """Explain a job. `sees` decides of each user if the reader sees their jobs; others are left out
     of those before and behind it.
     """
     summary = job_summary(state, job, now)
+    yield
     stories = tuple(_story(state, job, attempt, now, sees) for attempt in job.attempts)
     match job.phase:
         case JobPhase.QUEUED | JobPhase.HELD | JobPhase.BACKOFF:
-            return _waiting(state, job, summary, stories, now, sees)
+            return (yield from _waiting(state, job, summary, stories, now, sees))
         case JobPhase.ACTIVE | JobPhase.ENDED:
             text = f"{summary.state.value}: {summary.reason.text}"
             return Explanation(summary, text, attempts=stories)
@@ -104,16 +134,20 @@ def _waiting(
     stories: tuple[AttemptStory, ...],
     now: Instant,
     sees: Callable[[str], bool],
-) -> Explanation:
-    it = chance(state, job, now)
-    rejections = [_rejection_in_line(job, verdict, it, now) for verdict in it.found.verdicts]
-    verdicts = [
-        _verdict(state, job, verdict, rejection, it, now)
-        for verdict, rejection in zip(it.found.verdicts, rejections, strict=True)
-    ]
+) -> Steps[Explanation]:
+    it = yield from _chance(state, job, now)
+    verdicts = []
+    for number, verdict in enumerate(it.found.verdicts, 1):
+        rejection = _rejection_in_line(job, verdict, it, now)
+        verdicts.append(_verdict(state, job, verdict, rejection, it, now))
+        if number % NODES_A_STEP == 0:
+            yield
     impossible = never_fits(state, job.spec)
+    yield
     queued = job.phase is JobPhase.QUEUED
     when, starts_by = _when(state, job, it, now) if impossible is None else ("", None)
+    yield
+    hints = yield from _hints(state, job, it, now)
     return Explanation(
         job=summary,
         text=f"cannot start: {impossible}" if impossible is not None else summary.reason.text,
@@ -128,7 +162,7 @@ def _waiting(
         ),
         starts_by=starts_by,
         forecast=when,
-        hints=tuple(_hints(state, job, it, now)),
+        hints=tuple(hints),
         attempts=stories,
         went_ahead=(
             went_ahead(state, job, it.outlook.plan, now, sees) if queued and it.outlook else ()
@@ -272,13 +306,13 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
             return found.text, timestamp(now.wall + found.in_s)
 
 
-def _hints(state: State, job: Job, it: Chance, now: Instant) -> list[str]:
+def _hints(state: State, job: Job, it: Chance, now: Instant) -> Steps[list[str]]:
     """Return the changes that would start the job now, with their commands."""
     if it.found.gang:
-        return _hints_of_order(job, it) or _hint_of_limit(state, job, it, now)
+        return _hints_of_order(job, it) or (yield from _hint_of_limit(state, job, it, now))
     if it.line:
         return []
-    fewer = _largest_gang(state, job, it)
+    fewer = yield from _largest_gang(state, job, it)
     if not fewer:
         return []
     held = ", once released," if job.phase is JobPhase.HELD else ""
@@ -300,7 +334,7 @@ def _hints_of_order(job: Job, it: Chance) -> list[str]:
             return []
 
 
-def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> list[str]:
+def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> Steps[list[str]]:
     """Return the longest time limit with which the job would have ended before others need its
     nodes, in whole minutes."""
     if it.outlook is None or it.starts_now or job.phase is not JobPhase.QUEUED:
@@ -314,10 +348,11 @@ def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> list[str
         if outlook(*what_if_state(state, job, now, None, (), limit * 60.0), now).starts_now:
             text = f"a time limit of {limit}m (muster set {job.id} time_limit={limit}m)"
             return [f"would start now with {text}"]
+        yield
     return []
 
 
-def _largest_gang(state: State, job: Job, it: Chance) -> int:
+def _largest_gang(state: State, job: Job, it: Chance) -> Steps[int]:
     """Return the most nodes that a smaller gang could have now, 0 for none.
 
     The verdict is the scheduler's own for such a job.
@@ -338,6 +373,7 @@ def _largest_gang(state: State, job: Job, it: Chance) -> int:
         smaller = replace(job, spec=msgspec.structs.replace(job.spec, nodes=nodes, max_nodes=None))
         if consider(state, smaller).gang:
             return nodes
+        yield
     return 0
 
 

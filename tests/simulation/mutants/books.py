@@ -137,6 +137,7 @@ def _ignores_the_retried(real: Any) -> Any:
 
 def _appends(state: State, job: Job) -> None:
     state.queues.setdefault(job.spec.pool, []).append((-job.spec.priority, job.id))
+    state.waiting.add(job.spec, job.id)
 
 
 def _changes_in_memory(real: Any) -> Any:
