@@ -146,6 +146,12 @@ def certificate_warnings(enrolment: Enrolment, name: NodeName, now: float) -> tu
     return tuple(filter(None, found))
 
 
+def end_warnings(enrolment: Enrolment, now: float) -> list[str]:
+    """Return a sentence for each node whose certificate ends soon. `now` is UTC seconds."""
+    found = ((name, _end_text(joined.newest, now)) for name, joined in enrolment.nodes.items())
+    return [f"{name}: {text}" for name, text in found if text]
+
+
 def _end_text(key: NodeKey | None, now: float) -> str:
     said = key and end_warning("its certificate", key.begins, key.expires, now)
     if key is None or not said:
