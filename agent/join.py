@@ -23,13 +23,14 @@ import yaml
 
 from agent.config import SUBMITTER, AgentConfig, load
 from agent.probe.fabric import command as doctor
+from agent.probe.host import machine_id
 from muster.client.pinned_ca import CaError, fetch_ca
 from muster.daemon.config_loader import parse_yaml, read_yaml
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.tls import client_context
 from muster.daemon.units import AGENT, install_unit, program, systemd_runs
-from muster.http.enrolment import JoinAnswer, JoinRequest
+from muster.http.enrolment import KEY_BURNT, JoinAnswer, JoinRequest
 from muster.protocol.tokens import BadToken, JoinSecretText, parse_join
 
 VERB: Final = "join"
@@ -39,11 +40,21 @@ _CERTIFICATE: Final = "node.pem"
 _PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
 _TIMEOUT_S: Final = 30.0
+_PORT: Final = 7077
+# An IPv6 address is in brackets if a port follows.
+_TARGET: Final = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:/\[\]]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"|(?P<bare>[0-9A-Fa-f]*:[0-9A-Fa-f:.%]*:[0-9A-Fa-f:.%]*)"
+)
 _BYTES_MAX: Final = 1 << 16
 
 
 class JoinError(Exception):
     """The node has not joined. The message is for users."""
+
+
+class KeyBurntError(JoinError):
+    """The coordinator accepts no join with this key."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +76,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Make this machine a node of a cluster: get a certificate of its own, write "
         "the agent's configuration, and start the agent if systemd runs.",
     )
-    parser.add_argument("coordinator", metavar="HOST:PORT", help="the coordinator's users' port")
+    parser.add_argument(
+        "coordinator",
+        metavar="HOST[:PORT]",
+        help=f"the coordinator's users' port (default: {_PORT}, that of `muster up`)",
+    )
     parser.add_argument(
         "secret",
         metavar="SECRET",
@@ -88,11 +103,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _target(text: str) -> tuple[str, int]:
-    host, colon, port = text.removeprefix("https://").rstrip("/").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise JoinError(f"{text!r} is not HOST:PORT, such as head:7077")
-    return host, int(port)
+    found = _TARGET.fullmatch(text.removeprefix("https://").rstrip("/"))
+    port = int(found["port"] or _PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise JoinError(f"{text!r} is not HOST or HOST:PORT, such as head:{_PORT}")
+    return found["v6"] or found["bare"] or found["host"], port
 
 
 def _asked_secret() -> str:
@@ -103,9 +118,6 @@ def _asked_secret() -> str:
 
 
 def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretText) -> int:
-    # Imported late, because it takes time, and usage errors come first.
-    from muster.daemon.certificates import signing_request
-
     root = os.geteuid() == 0
     if flags.run_as and flags.dir is None and not root:
         raise JoinError(
@@ -139,10 +151,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     state.mkdir(mode=0o711, parents=True, exist_ok=True)
     ca = folder / "ca.pem"
     write_atomic(ca, pem, _PUBLIC)
-    key = _own_key(state / _CERTIFICATE)
-    asked = JoinRequest(f"{secret.id}-{secret.secret}", node, signing_request(key, node))
-    answer = _ask(host, port, ca, asked)
-    write_atomic(state / _CERTIFICATE, answer.certificate.encode() + key, _PRIVATE)
+    answer = _certified(host, port, ca, secret, node, state / _CERTIFICATE)
 
     decided = {
         "coordinator": f"https://{shown}:{answer.agents_port}",
@@ -198,6 +207,32 @@ def _run_as(given: str, *, root: bool) -> str | None:
     return given
 
 
+def _certified(
+    host: str, port: int, ca: Path, secret: JoinSecretText, node: str, path: Path
+) -> JoinAnswer:
+    """Get a certificate, and write it with its key."""
+    # Imported late, because it takes time, and usage errors come first.
+    from muster.daemon.certificates import new_key, signing_request
+
+    def ask(key: bytes) -> JoinAnswer:
+        request = signing_request(key, node)
+        asked = JoinRequest(f"{secret.id}-{secret.secret}", node, request, machine_id())
+        return _ask(host, port, ca, asked)
+
+    key = _own_key(path)
+    try:
+        answer = ask(key)
+    except KeyBurntError as error:
+        # A copied state folder, or a node that was revoked. With another key, a machine takes
+        # nobody's place.
+        _say(f"{' '.join(str(error).split())}: this node has made a new key")
+        key = new_key()
+        write_atomic(path, key, _PRIVATE)
+        answer = ask(key)
+    write_atomic(path, answer.certificate.encode() + key, _PRIVATE)
+    return answer
+
+
 def _own_key(path: Path) -> bytes:
     """Return this node's private key, which stays on the node. An earlier join's is used again:
     by it the coordinator knows that it is the same machine.
@@ -233,21 +268,24 @@ def _ask(host: str, port: int, ca: Path, asked: JoinRequest) -> JoinAnswer:
     finally:
         connection.close()
     if answer.status != 201:
-        raise JoinError(_why(answer.status, body))
+        code, why = _why(answer.status, body)
+        raise (KeyBurntError if code == KEY_BURNT else JoinError)(why)
     try:
         return msgspec.json.decode(body, type=JoinAnswer)
     except msgspec.DecodeError as error:
         raise JoinError(f"{host}:{port} answered what no coordinator does: {error}") from error
 
 
-def _why(status: int, body: bytes) -> str:
+def _why(status: int, body: bytes) -> tuple[str, str]:
+    """Return the code of a refusal, and its text."""
     try:
         problem = msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
         problem = {}
     text = "".join(c if c.isprintable() else "?" for c in str(problem.get("detail", "")))
     hint = "".join(c if c.isprintable() else "?" for c in str(problem.get("hint", "")))
-    return f"{text or f'the coordinator answered {status}'}{f'; {hint}' if hint else ''}"
+    said = f"{text or f'the coordinator answered {status}'}{f'; {hint}' if hint else ''}"
+    return str(problem.get("code", "")), said
 
 
 _HEAD: Final = (

@@ -1,9 +1,9 @@
-"""The ends of the coordinator's own certificate and of its CA, and warnings before them."""
+"""The ends of the coordinator's own certificate, of its CA and of nodes' certificates: warnings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Never
 
@@ -13,6 +13,7 @@ from muster.daemon.clock import Clock
 from muster.protocol.certificate_ends import end_warning
 
 _LOOK_EVERY_S: Final = 86400.0
+_NODES_LOGGED: Final = 20
 
 _log = structlog.get_logger("coordinator.certificates")
 
@@ -20,8 +21,16 @@ _log = structlog.get_logger("coordinator.certificates")
 class CertificateEnds:
     """The ends of certificates in files, which are read again daily."""
 
-    def __init__(self, files: Mapping[str, Path], clock: Clock) -> None:
-        """`files` has the path of each certificate by the name of its setting."""
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        clock: Clock,
+        of_nodes: Callable[[float], Sequence[str]] = lambda _: (),
+    ) -> None:
+        """`files` has the path of each certificate by the name of its setting. `of_nodes` returns
+        the warnings about certificates of nodes at a time (UTC seconds).
+        """
+        self._of_nodes = of_nodes
         self._files = files
         self._clock = clock
         self._validity: dict[str, tuple[float, float]] = {}
@@ -53,10 +62,19 @@ class CertificateEnds:
                 continue
         self._validity = found
 
+    def log(self) -> None:
+        """Log all warnings; of those about nodes, the first ones and how many more there are."""
+        for why in self.warnings():
+            _log.warning("certificate_ends", why=why)
+        of_nodes = self._of_nodes(self._clock.now().wall)
+        for why in of_nodes[:_NODES_LOGGED]:
+            _log.warning("certificate_ends", why=why)
+        if more := len(of_nodes[_NODES_LOGGED:]):
+            _log.warning("certificate_ends", why=f"those of {more} more nodes end: muster nodes")
+
     async def watch(self) -> Never:
         """Read the files, and log their warnings, at once and then daily."""
         while True:
             await asyncio.to_thread(self.read)
-            for why in self.warnings():
-                _log.warning("certificate_ends", why=why)
+            self.log()
             await asyncio.sleep(_LOOK_EVERY_S)

@@ -33,6 +33,7 @@ from orchestrator.core.model.members import streams_of
 from orchestrator.core.model.people import People
 from orchestrator.core.model.plan import Backfill, PoolPolicy
 from orchestrator.core.model.state import State
+from orchestrator.core.nodes.enrolment import end_warnings
 from orchestrator.enrolment import EnrolmentSettings, enrolment_settings
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
@@ -212,7 +213,11 @@ def _build(
     audit_log = AuditLog(config.state_dir)
     tls = config.tls
     files = {} if tls is None else {"tls.cert": tls.cert, "tls.ca": tls.ca}
-    certificates = CertificateEnds({name: path for name, path in files.items() if path}, clock)
+    certificates = CertificateEnds(
+        {name: path for name, path in files.items() if path},
+        clock,
+        partial(end_warnings, state.enrolment),
+    )
     app = make_app(
         coordinator=coordinator,
         agents=agents,

@@ -27,6 +27,7 @@ from muster.daemon.durable_files import FileVersion
 from muster.daemon.errors import ConfigError, TlsError
 from muster.daemon.resolver import ThreadedResolver
 from muster.daemon.tls import client_context, version_of
+from muster.protocol.certificate_refusals import HEADER, REPLACED, WAITS
 from muster.protocol.tls_errors import certificate_hint
 from muster.protocol.tokens import BadToken, parse
 
@@ -39,6 +40,10 @@ _ABSENT_S: Final = 5.0
 # A refusal needs a changed setting, so frequent retries would only fill logs.
 _PAUSE_REFUSED: Final = wait_fixed(30.0) + wait_random(0.0, 5.0)
 _PAUSE_FIRST_S: Final = 0.1
+# A node that waits for an operator dials as often as the coordinator asks, and spread out.
+_WAITS_S: Final = 5.0
+_WAITS_MOST_S: Final = 300.0
+_WAITS_SPREAD: Final = 0.6
 _HANDSHAKE_S: Final = 10.0
 _CLOSE_S: Final = 0.5
 _READ_S: Final = 60.0
@@ -62,13 +67,24 @@ Converse = Callable[[Websocket], Awaitable[str]]
 
 class ConnectionLostError(Exception):
     """A connection that failed. `refused` means that the peer requires an operator's action;
-    `absent` that its port is closed.
+    `absent` that its port is closed. `waits_s`, if not 0, is the pause after which the peer asks
+    for the next dial. `replaced`: a later certificate of this node is in use.
     """
 
-    def __init__(self, why: str, *, refused: bool = False, absent: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        refused: bool = False,
+        absent: bool = False,
+        waits_s: float = 0.0,
+        replaced: bool = False,
+    ) -> None:
         super().__init__(why)
         self.refused = refused
         self.absent = absent
+        self.waits_s = waits_s
+        self.replaced = replaced
 
 
 class Dialer:
@@ -93,6 +109,8 @@ class Dialer:
         self._token_file = token_file
         self._tls_ca = tls_ca
         self._certificate = certificate
+        self.replaced = asyncio.Event()
+        """Set when the coordinator refuses the certificate because a later one is in use."""
         self._versions: tuple[FileVersion | None, ...] = ()
         self._tls: ssl.SSLContext | None = None
         if coordinator.startswith("https:"):
@@ -131,7 +149,10 @@ class Dialer:
                     heartbeat=None if silence_s is None else silence_s / 1.5,
                 )
         except (aiohttp.ClientError, OSError, TimeoutError, ConfigError, TlsError) as error:
-            raise _explain(self._url, error) from error
+            lost = _explain(self._url, error)
+            if lost.replaced:
+                self.replaced.set()
+            raise lost from error
         _tune(websocket)
         return websocket
 
@@ -260,10 +281,12 @@ def _sleep_until(hurry: asyncio.Event) -> Callable[[float], Awaitable[None]]:
 
 
 def _pause(state: RetryCallState) -> float:
+    error = _lost(state)
+    if error is not None and error.waits_s:
+        return error.waits_s * random.uniform(1.0, 1.0 + _WAITS_SPREAD)  # noqa: S311 - no secret
     if _refused(state):
         return _PAUSE_REFUSED(state)
     soon = (state.seconds_since_start or 0.0) < _ABSENT_S
-    error = _lost(state)
     if soon and error is not None and error.absent:
         return _PAUSE_ABSENT(state)
     return _PAUSE(state)
@@ -306,6 +329,20 @@ def _retry_logger(path: str) -> Callable[[RetryCallState], None]:
 
 def _explain(url: str, error: Exception) -> ConnectionLostError:
     match error:
+        case aiohttp.WSServerHandshakeError(status=401) if _says(error, WAITS):
+            return ConnectionLostError(
+                f"{url} does not accept this node yet: it waits for `muster node accept`",
+                refused=True,
+                waits_s=_waits_s(error),
+            )
+        case aiohttp.WSServerHandshakeError(status=401) if _says(error, REPLACED):
+            return ConnectionLostError(
+                f"{url} does not accept this node's certificate, because a later one is in use: "
+                "this agent asks for another at once, which ends both if a copy of its key is in "
+                "use; then run `muster join` on this node again",
+                refused=True,
+                replaced=True,
+            )
         case aiohttp.WSServerHandshakeError(status=401 | 403 as status):
             return ConnectionLostError(
                 f"{url} does not accept this node's certificate or token ({status}): a certificate "
@@ -329,6 +366,16 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
             return ConnectionLostError(f"{url} cannot be reached: {_in_words(error.os_error)}")
         case _:
             return ConnectionLostError(f"{url} cannot be reached: {error}")
+
+
+def _says(error: aiohttp.WSServerHandshakeError, what: str) -> bool:
+    return error.headers is not None and error.headers.get(HEADER) == what
+
+
+def _waits_s(error: aiohttp.WSServerHandshakeError) -> float:
+    text = "" if error.headers is None else error.headers.get("Retry-After", "")
+    asked_s = float(text) if text.isdecimal() else _WAITS_S
+    return min(max(asked_s, 1.0), _WAITS_MOST_S)
 
 
 def _declined(status: int, body: bytes) -> ConnectionLostError:

@@ -1,4 +1,7 @@
-"""Renewal of this node's certificate, at two thirds of its lifetime."""
+"""Renewal of this node's certificate: at two thirds of its lifetime, and when the coordinator
+refuses it because a later one is in use. Then another machine has a copy of the key, and the
+renewal shows that.
+"""
 
 from __future__ import annotations
 
@@ -38,23 +41,36 @@ class CertificateRenewal:
 
     async def run(self) -> Never:
         """Renew for ever, if there is a certificate."""
-        warned = ""
+        warned, at_once = "", False
         while True:
             wait_s, problem = _LOOK_S, ""
             try:
                 if self._path is not None:
-                    wait_s = await self.step(self._path)
+                    wait_s = await self.step(self._path, at_once=at_once)
             except (ConnectionLostError, OSError, FileError, ValueError) as error:
                 problem, wait_s = str(error), _AGAIN_S
             if problem and problem != warned:
                 _log.warning("certificate_not_renewed", why=problem)
             warned = problem
-            await asyncio.sleep(wait_s)
+            at_once = await self._replaced_within(wait_s)
 
-    async def step(self, path: Path) -> float:
-        """Renew if it is time, and return the pause before the next look."""
+    async def _replaced_within(self, wait_s: float) -> bool:
+        """Wait; returns True early if the coordinator refuses the certificate for a later one. The
+        pauses between dials after a refusal limit how often that is.
+        """
+        replaced = self._dialer.replaced
+        try:
+            async with asyncio.timeout(wait_s):
+                await replaced.wait()
+        except TimeoutError:
+            return False
+        replaced.clear()
+        return True
+
+    async def step(self, path: Path, *, at_once: bool = False) -> float:
+        """Renew if it is time, or at once, and return the pause before the next look."""
         left_s = _due(path) - self._clock.now().wall
-        if left_s > 0:
+        if left_s > 0 and not at_once:
             return min(left_s, _LOOK_S)
         following = path.with_name(f"{path.name}.next-key")
         key, request = _drawn(following, self._node)

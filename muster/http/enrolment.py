@@ -9,12 +9,15 @@ import msgspec
 from muster.protocol.timestamp import Timestamp
 
 JOIN_S: Final = 3600.0
+KEY_BURNT: Final = "key_burnt"
+"""Code of a refused join: the node's key belongs to another node, or is accepted no more."""
 _Uses = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 _Lifetime = Annotated[float, msgspec.Meta(gt=0, le=366 * 86400.0)]
 _Pattern = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9*?\[\]-]{1,63}$")]
 _Pool = Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$")]
 _Text = Annotated[str, msgspec.Meta(max_length=200)]
 _Node = Annotated[str, msgspec.Meta(max_length=253)]
+_Machine = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f-]{0,64}$")]
 _Pem = Annotated[str, msgspec.Meta(max_length=8192)]
 
 
@@ -83,13 +86,14 @@ class RevokeSecretRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/join`: the join secret (`ID-SECRET`), the node's name, and a signing
-    request (PEM) for that name.
+    """Body of `POST /v1/join`: the join secret (`ID-SECRET`), the node's name, a signing request
+    (PEM) for that name, and the id of the machine.
     """
 
     secret: _Text
     node: _Node
     request: _Pem
+    machine: _Machine = ""
 
     def __repr__(self) -> str:
         return f"JoinRequest({self.node})"

@@ -351,7 +351,8 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
-    """A page of nodes, sorted by name; `cursor` requests the next page, if any.
+    """A page of nodes, sorted by name; `cursor` requests the next page, if any. Nodes that have
+    joined and never connected are among them: their inventory is empty.
 
     After a restore, `awaited` names the nodes that have not said hello, with those of which only
     the name is known, and `held` says why no job is placed. `warnings` are about the coordinator:

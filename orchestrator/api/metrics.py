@@ -30,6 +30,7 @@ from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.model.node import AdminState, LinkState
 from orchestrator.core.model.state import State
 from orchestrator.core.model.status import job_state
+from orchestrator.core.nodes.enrolment import unheard
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
@@ -73,6 +74,13 @@ FAMILIES: Final = {
             "End of `tls.cert`, `tls.ca` or a joined node's certificate (`node`), in UTC seconds.",
             ("certificate", "name"),
         ),
+        Family(
+            "muster_certificate_copied",
+            "gauge",
+            "1 for a node whose certificates were ended because a copy of its key was in use. It "
+            "has to join again and to be accepted.",
+            ("name",),
+        ),
         Family("muster_jobs", "gauge", "Jobs, by the state that users see.", ("state",)),
         Family("muster_queue_jobs", "gauge", "Jobs that wait for nodes.", ("pool",)),
         Family(
@@ -93,6 +101,11 @@ FAMILIES: Final = {
             "gauge",
             "Nodes that were drained for the failures of jobs.",
             ("pool",),
+        ),
+        Family(
+            "muster_nodes_joined_only",
+            "gauge",
+            "Nodes that have joined, or wait for an operator, and never connected.",
         ),
         Family(
             "muster_gpus",
@@ -276,9 +289,11 @@ class MetricsApi(Collector):
         yield _values("muster_clock_in_doubt", {(): float(doubt)})
         ends = {(setting, ""): end for setting, end in self._certificates.ends.items()}
         for node, joined in state.enrolment.nodes.items():
-            if (key := joined.next or joined.current) is not None:
+            if (key := joined.newest) is not None:
                 ends["node", node] = key.expires
         yield _values("muster_certificate_end_seconds", ends)
+        copied = {(node,): 1 for node, joined in state.enrolment.nodes.items() if joined.why}
+        yield _values("muster_certificate_copied", copied)
         index = self._coordinator.index
         archived = self._coordinator.archive.ended
         jobs = Counter({name: index.ended(name) + archived[name] for name in JobState})
@@ -351,6 +366,7 @@ def _nodes(state: State) -> Iterator[Metric]:
         if faulty := sum(1 for gpu in node.inventory.devices if gpu.fault):
             gpus[pool, model, "faulty"] += faulty
     yield _values("muster_nodes", links)
+    yield _values("muster_nodes_joined_only", {(): len(unheard(state))})
     yield _values("muster_nodes_in_service", service)
     yield _values("muster_nodes_quarantined", quarantined)
     yield _values("muster_gpus", gpus)

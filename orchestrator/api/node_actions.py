@@ -26,6 +26,7 @@ from orchestrator.core.facts.inputs import (
     ResumeReceived,
 )
 from orchestrator.core.views.display import node_seen
+from orchestrator.core.views.joined import joined_seen
 from orchestrator.shell.coordinator import Coordinator
 
 
@@ -86,9 +87,12 @@ class NodeActionsApi:
         """Return a node. Raises ApiError (404)."""
         state = await self._coordinator.durable_state()
         node = state.nodes.get(name)
-        if node is None:
-            raise unknown_node(name)
-        return node_seen(state, node, self._coordinator.now())
+        now = self._coordinator.now()
+        if node is not None:
+            return node_seen(state, node, now)
+        if name in state.enrolment.nodes:
+            return joined_seen(state, name, now)
+        raise unknown_node(name)
 
     async def _answer(self, name: NodeName, result: Result) -> web.Response:
         match result:

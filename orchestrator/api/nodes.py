@@ -26,12 +26,13 @@ from orchestrator.api.http.tokens import TokenStore
 from orchestrator.certificate_ends import CertificateEnds
 from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.facts.effects import UNKNOWN_NODE
-from orchestrator.core.model.state import Node, State
+from orchestrator.core.model.state import State
 from orchestrator.core.nodes.hardware import job_of
 from orchestrator.core.rights.rules import Action
 from orchestrator.core.scheduling.restore_hold import silent_nodes, why_held
 from orchestrator.core.views.display import node_seen
 from orchestrator.core.views.gpus import without_processes
+from orchestrator.core.views.joined import joined_seen, listed_names
 from orchestrator.shell.bundles.store import BundleLimits
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.fd_limits import shortage
@@ -91,11 +92,11 @@ class NodesApi:
         query = read_query(request, NodesQuery)
         behind = None if query.cursor is None else _place(read_cursor(_NODES, query.cursor))
         state = await self._coordinator.durable_state()
-        names = sorted(state.nodes, key=_place)
+        names = sorted(listed_names(state), key=_place)
         begin = 0 if behind is None else bisect_right(names, behind, key=_place)
         page = names[begin : begin + query.limit]
         more = len(names) > begin + query.limit
-        views = await self._shown(request, state, [state.nodes[name] for name in page])
+        views = await self._shown(request, state, page)
         awaited, held = tuple(silent_nodes(state)), why_held(state)
         cursor = make_cursor(_NODES, page[-1]) if more else None
         warnings = self._certificates.warnings()
@@ -104,23 +105,30 @@ class NodesApi:
     async def node(self, request: web.Request) -> web.Response:
         name = NodeName(request.match_info["id"])
         state = await self._coordinator.durable_state()
-        node = state.nodes.get(name)
-        if node is None:
+        if name not in state.nodes and name not in state.enrolment.nodes:
             raise unknown_node(name)
-        (shown,) = await self._shown(request, state, [node])
+        (shown,) = await self._shown(request, state, [name])
         return reply(shown)
 
     async def _shown(
-        self, request: web.Request, state: State, nodes: Sequence[Node]
+        self, request: web.Request, state: State, names: Sequence[NodeName]
     ) -> tuple[NodeView, ...]:
         """Leave out what the failures of jobs say that the user may not read, and the processes
         outside all jobs.
         """
         may_read = partial(self._access.allows, request, Action.READ_JOB)
         now = self._coordinator.now()
-        if may_read(""):
-            return tuple(node_seen(state, node, now) for node in nodes)
-        views = tuple(node_seen(state, without_processes(node), now) for node in nodes)
+        nodes = [state.nodes[name] for name in names if name in state.nodes]
+        whole = may_read("")
+
+        def seen(name: NodeName) -> NodeView:
+            if (node := state.nodes.get(name)) is None:
+                return joined_seen(state, name, now)
+            return node_seen(state, node if whole else without_processes(node), now)
+
+        views = tuple(map(seen, names))
+        if whole:
+            return views
         kills = {
             (event.text, job_of(event))
             for node in nodes

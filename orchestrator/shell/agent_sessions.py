@@ -6,6 +6,7 @@ when it reconnects.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,7 +43,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.frame_budget import FrameBudget
+from orchestrator.shell.frame_budget import FrameBudget, LineBudget
 
 HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
@@ -106,6 +107,7 @@ class AgentSessions:
         self._sessions: dict[SessionId, _Session] = {}
         self._next = 1
         self._stopping = False
+        self._lines = LineBudget()
         self.coordinator: Coordinator | None = None
         self.received_bytes = self.sent_bytes = 0
 
@@ -117,9 +119,15 @@ class AgentSessions:
 
     def refuse(self, session: SessionId, refused: Refused) -> None:
         if (found := self._sessions.get(session)) is not None:
-            found.log.warning("agent_refused", code=refused.code, why=refused.text)
+            self._warn(found, "agent_refused", code=refused.code, why=refused.text)
         self._put(session, refused)
         self._put(session, _Close(refused.code))
+
+    def _warn(self, session: _Session, event: str, **fields: str) -> None:
+        left_out = self._lines.take(time.monotonic())
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            session.log.warning(event, **fields, **more)
 
     def close(self, session: SessionId, why: str) -> None:
         if (found := self._sessions.get(session)) is not None:
@@ -165,7 +173,7 @@ class AgentSessions:
             await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:
-            session.log.warning("agent_protocol_error", why=str(error))
+            self._warn(session, "agent_protocol_error", why=str(error))
             self._put(session.id, _Close(str(error)))
         finally:
             del self._sessions[session.id]

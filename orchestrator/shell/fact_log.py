@@ -5,6 +5,7 @@ from typing import Final
 import structlog
 
 from orchestrator.core.facts import jobs as f
+from orchestrator.core.facts.enrolment import NodeRevoked
 
 _SHOWN: Final = (
     "job",
@@ -33,4 +34,7 @@ def log_fact(fact: f.Fact) -> None:
     cause = getattr(fact, "cause", None)
     if cause is not None:
         fields["cause"], fields["why"] = cause.code.value, cause.text
+    if isinstance(fact, NodeRevoked) and fact.why:
+        _log.warning(type(fact).__name__, why=fact.why, **fields)
+        return
     _log.info(type(fact).__name__, **fields)

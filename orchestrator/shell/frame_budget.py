@@ -1,6 +1,8 @@
-"""A rate limit for pings, pongs and messages of an unknown type on one websocket.
+"""Rate limits for what agents cause: pings, pongs and messages of an unknown type on a websocket,
+and lines of the log.
 
-They are so small that a limit of bytes does not stop a flood of them, and the loop handles each.
+Such frames are so small that a limit of bytes does not stop a flood of them, and the loop handles
+each.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from muster.protocol.link.codec import ProtocolError
 
 AT_ONCE: Final = 500
 EVERY_S: Final = 0.1
+LINES_AT_ONCE: Final = 100
+LINES_PER_S: Final = 1.0
 
 
 class FrameBudget:
@@ -42,3 +46,25 @@ class FrameBudget:
             self.take(loop.time())
             if message.type is WSMsgType.PING:
                 await socket.pong(message.data)
+
+
+class LineBudget:
+    """Log lines about agents that are refused: some at once, and then one each second."""
+
+    def __init__(self) -> None:
+        self._left = float(LINES_AT_ONCE)
+        self._at = 0.0
+        self._left_out = 0
+
+    def take(self, now: float) -> int | None:
+        """Return how many lines were left out since the last one, or None to leave this one out.
+        `now` is in monotonic seconds.
+        """
+        gained = max(0.0, now - self._at) * LINES_PER_S
+        self._left, self._at = min(float(LINES_AT_ONCE), self._left + gained), now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -55,7 +56,7 @@ class Site:
         *words: str,
         stdin: str = "",
         code: int = 0,
-        timeout_s: float = 60,
+        timeout_s: float = 240,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -461,3 +462,124 @@ async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site
     assert path.read_bytes() != first
     assert "renewed twice" in await renew(stolen)
     assert "no node has this certificate" in await renew(path)
+
+
+@contextlib.contextmanager
+def thief(site: Site, node: str) -> Iterator[Daemon]:
+    """An agent that has a copy of a node's certificate and key, and has renewed it."""
+    own = site.root / f"thief-of-{node}"
+    (own / "agent").mkdir(parents=True)
+    copy = own / "agent" / "node.pem"
+    shutil.copy(site.certificate(node), copy)
+    text = (site.root / node / "agent.yaml").read_text()
+    (own / "agent.yaml").write_text(text.replace(f"/{node}/agent", f"/{own.name}/agent"))
+
+    async def renew() -> None:
+        ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
+        async with Dialer(url, None, ca, copy) as dialer:
+            await CertificateRenewal(dialer, copy, node, Ahead()).step(copy)
+
+    asyncio.run(renew())
+    daemon = site.agent(own.name)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+def test_a_node_whose_copy_came_first_ends_both_at_once(site: Site) -> None:
+    """The copy was renewed and connected while the node was away."""
+    site.join("gpu-30", site.secret())
+    agent = site.agent("gpu-30")
+    until(lambda: site.links().get("gpu-30") == "connected", "the node is in the pool")
+    agent.stop()
+    until(lambda: site.links()["gpu-30"] != "connected", "the node is away")
+    with thief(site, "gpu-30"):
+        until(lambda: site.links()["gpu-30"] == "connected", "the copy has the name")
+        site.agent("gpu-30")
+        until(lambda: site.links()["gpu-30"] != "connected", "the copy is cut off")
+        shown = " ".join(site.muster("node", "show", "gpu-30").stdout.split())
+        assert "renewed twice, so a copy of its key is in use" in shown
+        assert "revoked; to take it back: muster join, then muster node accept gpu-30" in shown
+        assert "renewed twice" in " ".join(site.muster("nodes").stdout.split())
+        assert 'muster_certificate_copied{name="gpu-30"} 1.0' in site.metrics()
+        said = [
+            line
+            for line in map(json.loads, site.daemons[0].log.read_text().splitlines())
+            if line["event"] == "NodeRevoked" and line["node"] == "gpu-30"
+        ]
+        assert [line["level"] for line in said] == ["warning"]
+        assert "renewed twice" in said[0]["why"]
+    # Neither comes back before an operator accepts the node, which makes a key of its own.
+    again = site.join("gpu-30", site.secret()).stdout
+    assert "this node has made a new key" in again
+    assert "waits for" in again
+    site.muster("node", "accept", "gpu-30")
+    until(lambda: site.links()["gpu-30"] == "connected", "the node is back")
+    assert 'muster_certificate_copied{name="gpu-30"}' not in site.metrics()
+
+
+def test_a_node_that_was_accepted_is_in_the_pool_with_its_next_dial(site: Site) -> None:
+    site.join("gpu-31", site.secret())
+    site.muster("node", "revoke", "gpu-31")
+    site.join("gpu-31", site.secret())
+    agent = site.agent("gpu-31")
+
+    def refused() -> list[dict[str, Any]]:
+        lines = map(json.loads, agent.log.read_text().splitlines())
+        return [line for line in lines if line["event"] == "not_connected"]
+
+    until(lambda: bool(refused()), "the node waits")
+    site.muster("node", "accept", "gpu-31")
+    until(lambda: site.links().get("gpu-31") == "connected", "the node is in the pool")
+    assert all("waits for `muster node accept`" in line["why"] for line in refused())
+    # One more dial than those that were refused, the last of them before it was accepted.
+    assert all(5 <= line["pause_s"] <= 8 for line in refused())
+    # Many that wait for days fill no journal.
+    said = map(json.loads, site.daemons[0].log.read_text().splitlines())
+    assert not [line for line in said if line.get("token_id") and line.get("status") == 401]
+
+
+def test_a_copied_state_folder_joins_with_a_key_of_its_own(site: Site) -> None:
+    site.join("gpu-32", site.secret())
+    shutil.copytree(site.root / "gpu-32", site.root / "gpu-33")
+    done = site.join("gpu-33", site.secret()).stdout
+    assert "it is gpu-32's: this node has made a new key" in " ".join(done.split())
+    assert "gpu-33 joined" in done
+    keys = [site.certificate(node).read_bytes()[-100:] for node in ("gpu-32", "gpu-33")]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("head", "head", 7077),
+        ("head:1234", "head", 1234),
+        ("https://head.lab/", "head.lab", 7077),
+        ("https://10.0.0.1:1", "10.0.0.1", 1),
+        ("::1", "::1", 7077),
+        ("fd00::7", "fd00::7", 7077),
+        ("[fd00::7]", "fd00::7", 7077),
+        ("[fd00::7]:99", "fd00::7", 99),
+    ],
+)
+def test_a_coordinator_is_named_with_or_without_its_port(text: str, host: str, port: int) -> None:
+    assert join._target(text) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", ":7077", "head:", "head:0", "head:65536", "head:x", "a b"])
+def test_what_is_no_coordinator_is_refused(text: str) -> None:
+    with pytest.raises(join.JoinError, match="such as head:7077"):
+        join._target(text)
+
+
+def test_a_node_whose_agent_never_connected_is_listed_and_can_be_forgotten(site: Site) -> None:
+    site.join("gpu-34", site.secret())
+    for words in (("nodes",), ("node", "show", "gpu-34")):
+        text = " ".join(site.muster(*words).stdout.split())
+        assert "from 127.0.0.1, not connected since; look there at systemctl status" in text
+    assert site.links()["gpu-34"] == "offline"
+    assert "muster_nodes_joined_only " in site.metrics()
+    site.muster("node", "remove", "gpu-34")
+    assert "gpu-34" not in site.links()
+    assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-34")[0] == 401

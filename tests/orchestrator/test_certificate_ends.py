@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from muster.daemon.certificates import CA_DAYS, new_authority, new_key, server_certificate
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from orchestrator.certificate_ends import CertificateEnds
+from orchestrator.core.model.people import Enrolment, Joined, NodeKey
+from orchestrator.core.nodes.enrolment import end_warnings
 
 DAY_S = 86400.0
 MADE = 1_700_000_000.0
@@ -41,6 +47,26 @@ def test_a_certificate_within_thirty_days_of_its_end_is_named(tmp_path: Path) ->
     assert why.startswith(f"the coordinator's tls.ca, {files['tls.ca']}, ends at ")
     assert len(warnings(ends - 28 * DAY_S)) == 2
     assert " ended at " in warnings(ends + 1)[-1]
+
+
+def test_certificates_of_nodes_that_end_soon_are_logged_and_the_lines_are_few() -> None:
+    known = Enrolment()
+    for number in range(30):
+        made = NodeKey(f"f{number}", "k", MADE + 90 * DAY_S, begins=MADE)
+        known.put(NodeName(f"gpu-{number}"), Joined(current=made))
+
+    def said(day: float) -> list[str]:
+        clock = StoppedClock(MADE + day * DAY_S)
+        with capture_logs() as logs:
+            CertificateEnds({}, clock, partial(end_warnings, known)).log()
+        assert all(line["log_level"] == "warning" for line in logs)
+        return [line["why"] for line in logs]
+
+    assert said(62) == []
+    late = said(64)
+    assert late[0].startswith("gpu-0: its certificate ends at ")
+    assert "certificate_not_renewed" in late[0]
+    assert late[20:] == ["those of 10 more nodes end: muster nodes"]
 
 
 def test_a_file_that_is_no_certificate_is_left_to_others(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from muster.daemon.listen_address import is_loopback
 from muster.http.enrolment import (
@@ -159,9 +160,10 @@ class EnrolmentApi:
             settings.authority, asked.request, node, now, settings.certificate_s
         )
         peer = request.remote or ""
+        of_node = replace(_key(made, now), machine=asked.machine)
         result = await self._coordinator.request(
             lambda rid: JoinReceived(
-                rid, name, shown, node, _key(made, now), peer, _is_local(request, peer)
+                rid, name, shown, node, of_node, peer, _is_local(request, peer)
             )
         )
         waits = self._changed(result)

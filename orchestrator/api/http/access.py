@@ -6,7 +6,7 @@ so that `still_allowed` can decide again while a response is being streamed.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -34,6 +34,7 @@ FOREIGN: Final = web.RequestKey("foreign", str)
 SUBJECT: Final = web.RequestKey("subject", str)
 """Object of a request whose path does not name it, for the audit log."""
 _JOB: Final = web.RequestKey("job", JobId)
+_NEW_TOKEN: Final = "ask an admin for a new one: muster token create"  # noqa: S105 - no secret
 
 
 class AccessTable:
@@ -96,7 +97,8 @@ class AccessTable:
         renews = certificate and route is not None and route.action is Action.RENEW
         if why and not (renews and self._tokens.replaced(record)):
             request[REFUSED] = record
-            raise _unauthorized(why, "ask an admin for a new one: muster token create")
+            hint = "join again: muster join" if certificate else _NEW_TOKEN
+            raise _unauthorized(why, hint, self._tokens.refusal_headers(record))
         self._tokens.used(record)
         request[TOKEN] = record
         who = self.principal(record)
@@ -148,7 +150,7 @@ class AccessTable:
     def check_token(self, request: web.Request) -> None:
         """Let the request go on, which took time. Raises ApiError (401) if its token has ended."""
         if why := self._tokens.why_not(request[TOKEN]):
-            raise _unauthorized(why, "ask an admin for a new one: muster token create")
+            raise _unauthorized(why, _NEW_TOKEN)
 
     async def still_allowed(self, request: web.Request, route: Route) -> bool:
         """True if the principal of an open request may still do what it began with."""
@@ -183,8 +185,8 @@ class AccessTable:
         return may(who, action, Owned(owner, self._tokens.teams_of(owner)), self.policy)
 
 
-def _unauthorized(detail: str, hint: str) -> ApiError:
-    headers = {"WWW-Authenticate": "Bearer"}
+def _unauthorized(detail: str, hint: str, more: Mapping[str, str] | None = None) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer", **(more or {})}
     return ApiError(401, "unauthorized", detail, hint, headers=headers)
 
 

@@ -23,6 +23,7 @@ from orchestrator.api.http.problems import (
 from orchestrator.api.http.request_parsing import parse_query
 from orchestrator.api.http.route import QUERY, ROUTE, Handler
 from orchestrator.api.http.stream_limits import lasts
+from orchestrator.api.http.tokens import NodeCredential
 from orchestrator.shell.coordinator import CoordinatorStoppedError
 from orchestrator.shell.request_turns import RequestTurns
 
@@ -159,9 +160,12 @@ def _check_size(request: web.Request) -> None:
 
 
 def _log_request(request: web.Request, status: int, took_s: float) -> None:
-    token = request.get(TOKEN) or request.get(REFUSED)
-    # Log requests that change something, and reads of others' jobs. Other reads are too many.
-    quiet = request.method in {"GET", "HEAD"} and status < 400 and FOREIGN not in request
+    refused = request.get(REFUSED)
+    token = request.get(TOKEN) or refused
+    # Log requests that change something, and reads of others' jobs. Other reads are too many, and
+    # so are dials of nodes that wait for an operator: the audit log counts them.
+    reads = status < 400 or isinstance(refused, NodeCredential)
+    quiet = request.method in {"GET", "HEAD"} and reads and FOREIGN not in request
     (_log.debug if quiet else _log.info)(
         "request",
         method=request.method,

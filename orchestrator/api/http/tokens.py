@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.daemon.clock import Clock
+from muster.protocol.certificate_refusals import HEADER, REPLACED, WAITS
 from muster.protocol.ids import NodeName
 from muster.protocol.roles import Role
 from muster.protocol.timestamp import timestamp
@@ -13,6 +14,15 @@ from orchestrator.core.model.people import Enrolment, KnownToken, People
 
 _UNKNOWN: Final = digest("")
 _ASK_S: Final = 3600.0
+_WAITING_S: Final = 5
+_WAITING_PER_S: Final = 100
+
+
+def waiting_pause_s(nodes: int) -> int:
+    """Return how long each of so many nodes that wait for an operator should wait before it asks
+    again, in seconds. An agent waits up to 60 % longer.
+    """
+    return max(_WAITING_S, nodes // _WAITING_PER_S)
 
 
 class NodeCredential(KnownToken, frozen=True):
@@ -97,16 +107,28 @@ class TokenStore:
         joined = (
             self._enrolment.nodes.get(shown.node) if isinstance(shown, NodeCredential) else None
         )
-        return joined is not None and joined.previous == shown.sha256
+        earlier = () if joined is None else joined.previous
+        return any(each.fingerprint == shown.sha256 for each in earlier)
+
+    def refusal_headers(self, shown: KnownToken) -> dict[str, str]:
+        """Return the headers by which an agent knows why its certificate is refused."""
+        if not isinstance(shown, NodeCredential):
+            return {}
+        if self._waits(shown):
+            return {HEADER: WAITS, "Retry-After": f"{waiting_pause_s(self._enrolment.waiting)}"}
+        return {HEADER: REPLACED} if self.replaced(shown) else {}
+
+    def _waits(self, shown: NodeCredential) -> bool:
+        joined = self._enrolment.nodes.get(shown.node)
+        waiting = None if joined is None else joined.waiting
+        return waiting is not None and waiting.fingerprint == shown.sha256
 
     def _why_not_certificate(self, shown: NodeCredential) -> str:
         found = self._enrolment.key(shown.sha256)
         if found is not None:
             ended = found[1].expires <= self._clock.now().wall
             return f"the certificate of {shown.node} has expired" if ended else ""
-        joined = self._enrolment.nodes.get(shown.node)
-        waiting = None if joined is None else joined.waiting
-        if waiting is not None and waiting.fingerprint == shown.sha256:
+        if self._waits(shown):
             return f"{shown.node} waits for an operator: muster node accept {shown.node}"
         return f"the certificate of {shown.node} has been revoked or replaced"
 

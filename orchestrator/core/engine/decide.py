@@ -59,7 +59,12 @@ from orchestrator.core.monitoring.task_observations import observation_facts
 from orchestrator.core.nodes.admission import NAME_CODES, clock_ahead_s, is_outdated, refuse
 from orchestrator.core.nodes.crash_loops import restarted
 from orchestrator.core.nodes.drains import drain, remove, resume
-from orchestrator.core.nodes.enrolment import decide_enrolment, refuse_certificate, shown
+from orchestrator.core.nodes.enrolment import (
+    decide_enrolment,
+    joined_refused,
+    refuse_certificate,
+    shown,
+)
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.observations import change_facts, health_facts, settings_facts
 from orchestrator.core.nodes.registration import refuse_registration, registered
@@ -128,13 +133,18 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
         case s.HelloReceived(session, hello, _, local, certificate):
             bad = refuse_certificate(state, hello.node, certificate)
             if bad is not None:
-                return Decision([], [a.RefuseSession(session, bad)])
+                seen = joined_refused(state, certificate, bad.text)
+                return Decision([*seen], [a.RefuseSession(session, bad)])
             if is_outdated(state, hello, now):
                 return Decision(
                     [], [a.CloseSession(session, "its agent has connected again since")]
                 )
             foreign = frozenset[str]() if local else limits.own_names
-            return _hello(state, received, foreign, now, limits)
+            decision = _hello(state, received, foreign, now, limits)
+            for effect in decision.effects:
+                if isinstance(effect, a.RefuseSession):
+                    decision.facts += joined_refused(state, certificate, effect.refused.text)
+            return decision
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([lf.NodeDisconnected(name, session)] if name is not None else [])
@@ -268,15 +278,16 @@ def _hello(
 ) -> Decision:
     session, hello, peer = received.session, received.hello, received.peer
     refused = refuse(state, hello, peer, VERSION, foreign)
+    node = state.nodes.get(hello.node)  # None also if only the replaced journal has it
     if refused is not None:
-        known = hello.node in state.nodes  # or only in the journal that a restore has replaced
-        claimed = known and refused.code in NAME_CODES and not refused.soon
+        # A restarted agent comes from where its last connection came from.
+        other = node is not None and not (refused.soon and node.peer == peer)
+        claimed = other and refused.code in NAME_CODES
         facts: list[f.Fact] = [lf.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
         return Decision(facts, [a.RefuseSession(session, refused)])
     unregistered = refuse_registration(state, hello, now, limits)
     if unregistered is not None:
         return Decision([], [a.RefuseSession(session, unregistered)])
-    node = state.nodes.get(hello.node)
     decision = Decision(registered(state, hello, now))
     if node is not None and node.session is not None:
         decision.effects.append(a.CloseSession(node.session, "the agent has connected again"))

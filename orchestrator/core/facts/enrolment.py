@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.protocol.ids import NodeName
 from muster.protocol.text import count
 from muster.protocol.timestamp import timestamp
-from orchestrator.core.facts.base import SYNC, ClusterFact, Inert
+from orchestrator.core.facts.base import EPHEMERAL, SYNC, ClusterFact, Inert
 from orchestrator.core.facts.people import OfPeople
 from orchestrator.core.model.people import NodeKey
 
@@ -110,6 +110,13 @@ class NodeKeyTaken(EnrolmentFact, durability=SYNC, milestone=False):
         return f"{self.node} uses its new certificate"
 
 
+class JoinedRefused(EnrolmentFact, durability=EPHEMERAL, milestone=False):
+    """A node that has joined and never connected said hello, and was refused."""
+
+    node: NodeName
+    why: str
+
+
 OfEnrolment = (
     JoinSecretCreated
     | JoinSecretRevoked
@@ -119,5 +126,6 @@ OfEnrolment = (
     | NodeRevoked
     | NodeKeyRenewed
     | NodeKeyTaken
+    | JoinedRefused
 )
 OfCredentials = OfPeople | OfEnrolment

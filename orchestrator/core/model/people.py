@@ -13,6 +13,7 @@ from muster.protocol.tokens import TokenClass
 
 _DAY_S: Final = 86400.0
 _REVOKED_MAX: Final = 1000
+_BURNT_MAX: Final = 10_000
 
 
 class KnownUser(msgspec.Struct, frozen=True):
@@ -117,7 +118,8 @@ class JoinSecret(msgspec.Struct, frozen=True):
 
 class NodeKey(msgspec.Struct, frozen=True):
     """A certificate of a node: digests of it and of its public key, its end (UTC seconds), how many
-    certificates the node had before, and its begin, 0 in old journals.
+    certificates the node had before, and its begin, 0 in old journals. `machine` is the id of the
+    machine that joined with it, "" in old journals.
     """
 
     fingerprint: str
@@ -125,41 +127,70 @@ class NodeKey(msgspec.Struct, frozen=True):
     expires: float
     generation: int = 0
     begins: float = 0.0
+    machine: str = ""
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A node that has joined. `current` is its certificate (None: it has none), `next` a renewed
-    one that it has not shown yet, `previous` the fingerprint of the one before. `waiting` is the
-    certificate of another machine at the address `peer` that claims the name. `revoked`: the last
-    certificate was revoked, and none has been accepted since. `why` is the
-    coordinator's own reason for that.
+    """A node that has joined. `current` is its certificate (None: it has none), `next` one that it
+    got later and has not shown yet, `previous` are those before that are still valid. `waiting` is
+    the certificate of another machine at the address `peer` that claims the name. `revoked`: the
+    last certificate was revoked, and none has been accepted since. `why` is the coordinator's own
+    reason for that. `since` is when it joined or was accepted (UTC seconds), from the address
+    `origin`. `refused` is why its last hello was refused, while it has never connected.
     """
 
     current: NodeKey | None = None
     next: NodeKey | None = None
-    previous: str = ""
+    previous: tuple[NodeKey, ...] = ()
     waiting: NodeKey | None = None
     peer: str = ""
     revoked: bool = False
     why: str = ""
+    since: float = 0.0
+    origin: str = ""
+    refused: str = ""
+
+    @property
+    def newest(self) -> NodeKey | None:
+        """The last certificate that is accepted."""
+        return self.next or self.current
+
+    @property
+    def accepted(self) -> tuple[NodeKey, ...]:
+        """The certificates of this node now and before, without one that waits."""
+        return tuple(key for key in (self.current, self.next, *self.previous) if key)
 
 
 @dataclass(slots=True)
 class Enrolment:
-    """Join secrets by id, and nodes with a certificate by name."""
+    """Join secrets by id, and nodes with a certificate by name. `burnt` has the newest keys that
+    are accepted no more, each with its node.
+    """
 
     secrets: dict[str, JoinSecret] = field(default_factory=dict)
     nodes: dict[NodeName, Joined] = field(default_factory=dict)
     owners: dict[str, NodeName] = field(default_factory=dict)  # by fingerprint: all of `nodes`
+    waiting: int = 0  # nodes that wait for an operator
+    burnt: dict[str, NodeName] = field(default_factory=dict)
 
     def put(self, name: NodeName, joined: Joined | None) -> None:
         """Replace what is known of a node; None forgets it."""
         known = self.nodes.pop(name, Joined())
+        self.waiting -= known.waiting is not None
         for fingerprint in _fingerprints(known):
             self.owners.pop(fingerprint, None)
         if joined is not None:
             self.nodes[name] = joined
+            self.waiting += joined.waiting is not None
             self.owners.update(dict.fromkeys(_fingerprints(joined), name))
+
+    def burn(self, name: NodeName) -> None:
+        """Remember the keys of a node as those that nobody joins with any more."""
+        for key in self.nodes.get(name, Joined()).accepted:
+            self.burnt.pop(key.key_sha256, None)
+            self.burnt[key.key_sha256] = name
+        while len(self.burnt) > _BURNT_MAX:
+            del self.burnt[next(iter(self.burnt))]
 
     def key(self, fingerprint: str) -> tuple[NodeName, NodeKey] | None:
         """Return the node and the accepted certificate with this fingerprint, or None."""
@@ -173,5 +204,5 @@ class Enrolment:
 
 
 def _fingerprints(joined: Joined) -> list[str]:
-    keys = [key.fingerprint for key in (joined.current, joined.next, joined.waiting) if key]
-    return [*keys, joined.previous] if joined.previous else keys
+    waiting = () if joined.waiting is None else (joined.waiting,)
+    return [key.fingerprint for key in (*joined.accepted, *waiting)]

@@ -84,7 +84,10 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
     """Forget a node that is gone and holds nothing of a job."""
     node = state.nodes.get(asked.node)
     if node is None:
-        return _answer(asked.request, unknown_node(asked.node))
+        if asked.node not in state.enrolment.nodes:
+            return _answer(asked.request, unknown_node(asked.node))
+        # It has joined, and never connected.
+        return _removed(state, asked)
     if node.session is not None or node.link is LinkState.CONNECTED:
         declined = a.Declined(
             "node_connected",
@@ -120,11 +123,15 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             f"start its agent; if nothing of a job runs there: muster node lost {node.name}",
         )
         return _answer(asked.request, declined)
+    return _removed(state, asked)
+
+
+def _removed(state: State, asked: s.RemoveReceived) -> Decision:
     if state.disk_full:
         return _answer(asked.request, a.no_room(state.disk_full, "no node is removed"))
-    fact = sf.NodeRemoved(node.name, asked.user)
+    fact = sf.NodeRemoved(asked.node, asked.user)
     return Decision(
-        [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]
+        [fact], [a.Answer(asked.request, a.NodeServiceChanged(asked.node, anything=True))]
     )
 
 

@@ -12,21 +12,24 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
+from muster.http.enrolment import KEY_BURNT
 from muster.protocol.certificate_ends import end_warning
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Refused
+from muster.spec.units import duration_text
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import enrolment as ef
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.limits import Limits
-from orchestrator.core.model.people import Enrolment, Joined, JoinSecret
+from orchestrator.core.model.people import Enrolment, Joined, JoinSecret, NodeKey
 from orchestrator.core.model.state import State
 from orchestrator.core.nodes.admission import refuse_name
 
 SECRETS_MAX: Final = 10_000
 RENEWED_EVERY_S: Final = 60.0
-"""The pause between renewals of a node; a tenth of its certificate's lifetime if that is less."""
+"""The pause before a renewal is repeated; a tenth of the certificate's lifetime if that is less."""
+_WHY_CHARS_MAX: Final = 500
 _UNKNOWN: Final = "0" * 64
 
 OfEnrolmentReceived = (
@@ -130,19 +133,57 @@ def shown(state: State, name: NodeName, fingerprint: str) -> list[ef.NodeKeyTake
 
 
 def certificate_warnings(enrolment: Enrolment, name: NodeName, now: float) -> tuple[str, ...]:
-    """Return a warning if the node's certificate ends soon, although the agent renews it in time,
-    or if the coordinator itself revoked it. `now` is UTC seconds.
+    """Return warnings: the node's certificate ends soon, although the agent renews it in time, or
+    the coordinator itself revoked it, or another machine waits for the name. `now` is UTC seconds.
     """
     joined = enrolment.nodes.get(name)
-    if joined and joined.why:
-        return (joined.why,)
-    key = joined and (joined.next or joined.current)
-    said = key and end_warning("its certificate", key.begins, key.expires, now)
-    if not key or not said:
+    if joined is None:
         return ()
+    found = [joined.why or _end_text(joined.newest, now)]
+    if joined.waiting is not None:
+        ask = f"muster node accept {name} (or --reject)"
+        found.append(f"a machine at {joined.peer} waits to be {name}: {ask}")
+    return tuple(filter(None, found))
+
+
+def end_warnings(enrolment: Enrolment, now: float) -> list[str]:
+    """Return a sentence for each node whose certificate ends soon. `now` is UTC seconds."""
+    found = ((name, _end_text(joined.newest, now)) for name, joined in enrolment.nodes.items())
+    return [f"{name}: {text}" for name, text in found if text]
+
+
+def _end_text(key: NodeKey | None, now: float) -> str:
+    said = key and end_warning("its certificate", key.begins, key.expires, now)
+    if key is None or not said:
+        return ""
     if key.expires <= now:
-        return (f"{said}: run `muster join` on it again",)
-    return (f"{said}: the agent's log has `certificate_not_renewed` and the reason",)
+        return f"{said}: run `muster join` on it again"
+    return f"{said}: the agent's log has `certificate_not_renewed` and the reason"
+
+
+def unheard(state: State) -> list[NodeName]:
+    """Return the nodes that have joined, or wait for an operator, and never said hello."""
+    return [name for name in state.enrolment.nodes if name not in state.nodes]
+
+
+def joined_refused(state: State, fingerprint: str, why: str) -> list[ef.JoinedRefused]:
+    """Return the fact that an agent which shows this certificate was refused, if it is news, and
+    its node has never connected.
+    """
+    found = state.enrolment.key(fingerprint)
+    if found is None or found[0] in state.nodes:
+        return []
+    name, text = found[0], why[:_WHY_CHARS_MAX]
+    same = state.enrolment.nodes[name].refused == text
+    return [] if same else [ef.JoinedRefused(name, text)]
+
+
+def copied_key_text(name: NodeName) -> str:
+    """Return what an operator does about a second agent that shows a certificate of a node."""
+    return (
+        f"that agent has the key of {name}: if it is not on this node, run `muster node revoke "
+        f"{name}`, then `muster join` on the node again"
+    )
 
 
 def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> None:
@@ -159,27 +200,29 @@ def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> No
             known = enrolment.secrets.get(secret)
             if known is not None and key.key_sha256 not in known.keys:
                 enrolment.secrets[secret] = replace(known, keys=(*known.keys, key.key_sha256))
-            before = enrolment.nodes.get(node, Joined())
-            enrolment.put(
-                node,
-                replace(before, waiting=key, peer=peer) if waits else Joined(current=key),
-            )
+            enrolment.put(node, _after_join(enrolment.nodes.get(node), key, peer, at, waits=waits))
         case ef.NodeAccepted(node):
-            enrolment.put(node, Joined(current=enrolment.nodes[node].waiting))
+            accepted = enrolment.nodes[node]
+            enrolment.burn(node)
+            if accepted.waiting is not None:
+                enrolment.burnt.pop(accepted.waiting.key_sha256, None)
+            enrolment.put(node, Joined(current=accepted.waiting, since=at, origin=accepted.peer))
         case ef.NodeRejected(node):
             left = replace(enrolment.nodes[node], waiting=None, peer="")
-            enrolment.put(node, None if left == Joined() else left)
+            enrolment.put(node, left if left.accepted or left.revoked else None)
         case ef.NodeRevoked(node, _, why):
-            before = enrolment.nodes[node]
-            enrolment.put(
-                node, Joined(waiting=before.waiting, peer=before.peer, revoked=True, why=why)
-            )
+            enrolment.burn(node)
+            ended = replace(enrolment.nodes[node], current=None, next=None, previous=())
+            enrolment.put(node, replace(ended, revoked=True, why=why))
+        case ef.JoinedRefused(node, why):
+            enrolment.put(node, replace(enrolment.nodes[node], refused=why))
         case ef.NodeKeyRenewed(node, key):
             enrolment.put(node, replace(enrolment.nodes[node], next=key))
         case ef.NodeKeyTaken(node):
             joined = enrolment.nodes[node]
-            before_it = "" if joined.current is None else joined.current.fingerprint
-            enrolment.put(node, replace(joined, current=joined.next, next=None, previous=before_it))
+            earlier = (*joined.previous, joined.current)
+            valid = tuple(key for key in earlier if key is not None and key.expires > at)
+            enrolment.put(node, replace(joined, current=joined.next, next=None, previous=valid))
         case _:
             assert_never(fact)
 
@@ -221,17 +264,17 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
     known = joined is not None or asked.node in state.nodes
     if not known and len(state.enrolment.nodes) >= limits.nodes_max:
         return a.Declined("too_many_nodes", f"{limits.nodes_max} nodes are known, the limit")
-    own = () if joined is None else (joined.current, joined.next)
-    same = any(each is not None and each.key_sha256 == asked.key.key_sha256 for each in own)
-    other = None if joined is None else joined.waiting
-    mine = asked.key.key_sha256
-    holder = None if mine not in secret.keys else _other_with_key(state.enrolment, mine, asked.node)
-    if holder is not None:
+    if not known and len(unheard(state)) >= limits.new_nodes_per_hour:
         return a.Declined(
-            BAD_SECRET,
-            f"this machine has joined as {holder} with this secret, and it is for one name",
-            f"ask an admin for another secret, or to run: muster node revoke {holder}",
+            "too_many_joined",
+            f"{limits.new_nodes_per_hour} nodes have joined and never connected, the limit",
+            "find out why their agents do not connect, or forget them: muster node remove",
         )
+    burnt = _refuse_key(state.enrolment, asked.key.key_sha256, asked.node)
+    if burnt is not None:
+        return burnt
+    same = _is_same_machine(state, asked)
+    other = None if joined is None else joined.waiting
     if joined and other and not same and other.key_sha256 != asked.key.key_sha256:
         return a.Declined(
             "name_waits",
@@ -274,7 +317,7 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
     current = None if joined is None else joined.current
     if joined is None or current is None:
         return a.Declined("no_certificate", f"no certificate of {asked.node} is accepted")
-    twice = asked.fingerprint == joined.previous or (
+    twice = any(asked.fingerprint == each.fingerprint for each in joined.previous) or (
         asked.fingerprint == current.fingerprint
         and joined.next is not None
         and joined.next.key_sha256 != asked.key.key_sha256
@@ -287,24 +330,67 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
         )
     if asked.fingerprint != current.fingerprint:
         return a.Declined("not_current", "only the current certificate of a node can be renewed")
-    newest = joined.next or current
-    pause_s = min(RENEWED_EVERY_S, (newest.expires - newest.begins) / 10)
-    if newest.generation and 0 <= now - newest.begins < pause_s:
+    wait_s = _renewal_wait_s(joined.next or current, again=joined.next is not None, now=now)
+    if wait_s:
         return a.Declined(
             a.SIGNED_TOO_OFTEN,
-            f"the certificate of {asked.node} was renewed less than {RENEWED_EVERY_S:.0f} s ago",
+            f"the certificate of {asked.node} was renewed already, and can be renewed again in "
+            f"{duration_text(wait_s)}",
             "the agent tries again by itself",
         )
-    return ef.NodeKeyRenewed(asked.node, replace(asked.key, generation=current.generation + 1))
+    following = replace(asked.key, generation=current.generation + 1, machine=current.machine)
+    return ef.NodeKeyRenewed(asked.node, following)
 
 
-def _other_with_key(enrolment: Enrolment, key_sha256: str, node: str) -> NodeName | None:
-    """Return another node than `node` that has joined, or waits, with this key."""
+def _renewal_wait_s(newest: NodeKey, *, again: bool, now: float) -> float:
+    """Return how long a node has to wait with its next renewal. `again`: it has not shown the last
+    one, whose answer may have been lost.
+
+    A certificate that it has shown must have reached half of its age. So a thief who renews a copy
+    again and again makes no long row of certificates: the node's own is known while it is valid.
+    """
+    lifetime_s, age_s = newest.expires - newest.begins, now - newest.begins
+    if not newest.generation or not newest.begins or age_s < 0:
+        return 0.0
+    pause_s: float = min(RENEWED_EVERY_S, lifetime_s / 10) if again else lifetime_s / 2
+    return max(0.0, pause_s - age_s)
+
+
+def _after_join(
+    before: Joined | None, key: NodeKey, peer: str, at: float, *, waits: bool
+) -> Joined:
+    if waits:
+        return replace(before or Joined(since=at), waiting=key, peer=peer)
+    if before is None:
+        return Joined(current=key, since=at, origin=peer)
+    # The certificate that the machine has is good until it shows this one.
+    return replace(before, next=key, origin=peer)
+
+
+def _is_same_machine(state: State, asked: s.JoinReceived) -> bool:
+    """True if the machine that has this name repeats its join: it has the newest key of the name,
+    and its machine id.
+    """
+    joined, node = state.enrolment.nodes.get(asked.node), state.nodes.get(asked.node)
+    newest = None if joined is None else joined.newest
+    if newest is None or newest.key_sha256 != asked.key.key_sha256:
+        return False
+    # Journals of earlier releases have no machine with the key, but the node has said its own.
+    machine = newest.machine or ("" if node is None else node.inventory.machine_id)
+    return machine == asked.key.machine
+
+
+def _refuse_key(enrolment: Enrolment, key_sha256: str, node: NodeName) -> a.Declined | None:
+    """Return why no machine joins as `node` with this key, or None."""
+    holder = enrolment.burnt.get(key_sha256)
+    why = f"it was {holder}'s, and is not accepted any more" if holder else ""
     for name, joined in enrolment.nodes.items():
-        for each in (joined.current, joined.next, joined.waiting):
-            if name != node and each is not None and each.key_sha256 == key_sha256:
-                return name
-    return None
+        waiting = () if joined.waiting is None else (joined.waiting,)
+        if name != node and any(k.key_sha256 == key_sha256 for k in (*joined.accepted, *waiting)):
+            why = f"it is {name}'s"
+    if not why:
+        return None
+    return a.Declined(KEY_BURNT, f"no machine can join as {node} with this key: {why}")
 
 
 def _bad_secret(why: str) -> a.Declined:

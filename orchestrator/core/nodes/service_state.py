@@ -16,6 +16,11 @@ FAULTS_KEPT: Final = 16
 
 
 def apply_service(state: State, fact: sf.OfService, at: float) -> None:
+    if isinstance(fact, sf.NodeRemoved):
+        # One that has joined and never connected is known by its certificate alone.
+        state.nodes.pop(fact.node, None)
+        state.enrolment.put(fact.node, None)
+        return
     node = state.nodes[fact.node]
     match fact:
         case sf.NodeDrained(_, user, reason, deadline_s, jobs, after, left_by):
@@ -27,9 +32,6 @@ def apply_service(state: State, fact: sf.OfService, at: float) -> None:
         case sf.DrainTimed(_, left_s):
             if node.drain is not None:
                 node.drain = replace(node.drain, left_s=left_s, left_at=at)
-        case sf.NodeRemoved():
-            del state.nodes[fact.node]
-            state.enrolment.put(fact.node, None)
         case sf.NodeResumed():
             node.drain, node.spared, node.hardware = None, "", ()
             node.hardware_skipped = 0

@@ -33,10 +33,10 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.monitoring.checkpoints import checkpoint_text
 from orchestrator.core.monitoring.ended_ranks import ended_line, hint
 from orchestrator.core.monitoring.traffic import proof_line
-from orchestrator.core.nodes.enrolment import certificate_warnings
+from orchestrator.core.nodes.enrolment import certificate_warnings, copied_key_text
 from orchestrator.core.nodes.liveness import keeps_until as lasts
 from orchestrator.core.nodes.service_state import deadline_text
-from orchestrator.core.nodes.warnings import node_warnings
+from orchestrator.core.nodes.warnings import claim_warning, node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.core.scheduling.placement import starts_nothing
 from orchestrator.core.scheduling.reasons import jobs_named
@@ -111,6 +111,8 @@ def node_seen(state: State, node: Node, now: Instant) -> h.NodeView:
         *certificate_warnings(state.enrolment, node.name, now.wall),
     )
     joined = state.enrolment.nodes.get(node.name)
+    if joined is not None and claim_warning(node, now):
+        warnings += (copied_key_text(node.name),)
     revoked = joined is not None and joined.revoked
     return node_view(node, now, lasts(state, node), warnings, revoked=revoked)
 

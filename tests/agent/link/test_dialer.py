@@ -11,6 +11,7 @@ import socket
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tenacity import AsyncRetrying, Future, RetryCallState
@@ -18,12 +19,13 @@ from tenacity import AsyncRetrying, Future, RetryCallState
 from agent.link import dialer as dial
 from agent.link.dialer import ConnectionLostError, Dialer, _pause
 from examples.local_cluster import free_port
+from orchestrator.api.http.tokens import waiting_pause_s
 
 AGENTS = 1000
 DEADLINE_S = 30.0
 
 
-def pause(attempt: int, after_s: float = 60.0, **how: bool) -> float:
+def pause(attempt: int, after_s: float = 60.0, **how: Any) -> float:
     """The pause after so many dials that were of no use, the first of them so long ago."""
     state = RetryCallState(AsyncRetrying(), None, (), {})
     state.attempt_number = attempt
@@ -52,6 +54,18 @@ def test_a_refused_agent_retries_slowly_and_spread_out() -> None:
     pauses = [pause(attempt, refused=True) for attempt in range(1, AGENTS)]
     assert 30 <= min(pauses) <= max(pauses) <= 35
     assert max(pauses) - min(pauses) > 4
+
+
+@pytest.mark.parametrize("waiting", [1, 500, 800])
+def test_nodes_that_wait_for_an_operator_dial_within_10_s_and_spread_out(waiting: int) -> None:
+    random.seed(waiting)
+    asked_s = waiting_pause_s(waiting)
+    pauses = [pause(attempt, refused=True, waits_s=asked_s) for attempt in range(1, AGENTS)]
+    # The rest of the 10 s is for the dial itself, and 90 dials a second are few.
+    assert 5 <= min(pauses) <= max(pauses) <= 8 * max(1, waiting / 500)
+    assert waiting / (sum(pauses) / len(pauses)) < 90
+    tenths = Counter(int(10 * (one - asked_s) / (0.6 * asked_s)) for one in pauses)
+    assert all(AGENTS / 20 < tenths[tenth] < AGENTS / 5 for tenth in range(10)), tenths
 
 
 @pytest.mark.parametrize(("after_s", "longest"), [(0.5, 0.4), (4.9, 0.4), (5.0, 5.0)])
