@@ -191,6 +191,7 @@ class Profile:
                 0.0 if node.link is LinkState.CONNECTED else self.node_returns_at(node),
                 node.drain,
                 node.refuses_jobs,
+                node.no_torch,
                 node.disks,
                 node.holders.copy(),
                 [ends[job] for job, _ in node.holders],
