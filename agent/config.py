@@ -20,6 +20,7 @@ from muster.daemon.node_settings import Processes
 from muster.fabric.operator_rules import Rules
 
 PREFIX: Final = "MUSTER_AGENT"
+PEER_PORT: Final = 7079
 
 # RFC 1123: a node's name becomes a host name in every peer's hosts file.
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -131,7 +132,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     python: Path = Path(sys.executable)
     gpus: Annotated[int, msgspec.Meta(ge=0, le=1024)] | Literal["auto"] = "auto"
     ports: PortSettings = PortSettings()
-    peer_port: Port = 7079
+    peer_port: Port = PEER_PORT
     hosts: Hosts = Hosts()
     fabric: FabricSettings = FabricSettings()
     hardware: Hardware = Hardware()

@@ -69,6 +69,7 @@ from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.hangs.stack_dumps import StackDumper
 from agent.monitors.hardware.monitor import HardwareMonitor
 from agent.monitors.interfaces import InterfaceMonitor
+from agent.monitors.interpreter import InterpreterMonitor
 from agent.monitors.job_user import JobUserMonitor
 from agent.monitors.traffic.rdma_ports import RdmaPortMonitor, RdmaPorts
 from agent.monitors.traffic.samplers import TrafficSamplers
@@ -166,6 +167,7 @@ class Agent:
             config.state_dir / TASKS,
             self._inbox.post,
         )
+        self._interpreter = InterpreterMonitor(config.python, owners, self._inbox.post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )
@@ -243,16 +245,22 @@ class Agent:
                 await self._take_over(folders)
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
-                # It says, too, whether the node can start any job.
-                await self._job_user.look()
+                # It says, too, whether the node can start any job, and has torch.
+                await asyncio.gather(self._job_user.look(), self._interpreter.look())
                 await self._inbox.settled()
                 owner.spawn_monitor(fabric.run, name="fabric")
                 owner.spawn_monitor(self._job_user.run, name="job_user")
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
-                for name, run in {**monitors, "certificate": self._renewal.run}.items():
+                monitors = {
+                    "gpus": gpus.run,
+                    "idle": self._idle.run,
+                    "hangs": hangs.run,
+                    "certificate": self._renewal.run,
+                    "interpreter": self._interpreter.run,
+                }
+                for name, run in monitors.items():
                     owner.spawn_monitor(run, name=name)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)

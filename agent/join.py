@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException, HTTPSConnection
@@ -21,7 +22,7 @@ from typing import Final
 import msgspec
 import yaml
 
-from agent.config import SUBMITTER, AgentConfig, load
+from agent.config import PEER_PORT, SUBMITTER, AgentConfig, load
 from agent.probe.fabric import command as doctor
 from agent.probe.host import machine_id
 from muster.client.pinned_ca import CaError, fetch_ca
@@ -60,6 +61,8 @@ class KeyBurntError(JoinError):
 def main(arguments: Sequence[str]) -> int:
     """Join, and return the exit code: 0 joined, 1 not joined, 2 usage error."""
     flags = _parser().parse_args(arguments)
+    # Jobs and people pass through the folders. Files with secrets have a mode of their own.
+    os.umask(0o022)
     try:
         host, port = _target(flags.coordinator)
         secret = parse_join(flags.secret or _asked_secret())
@@ -139,6 +142,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
         "pool": flags.pool,
         "run_as": _run_as(flags.run_as or str(old.get("run_as") or ""), root=root),
         "python": flags.python,
+        "single_team": _is_meant(flags.run_as, old),
     }
     shown = f"[{host}]" if ":" in host else host
     # The secret is not used for a node whose agent could not start.
@@ -160,6 +164,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
         **given,
         "node": node,
         "pool": answer.pool or flags.pool,
+        "peer_port": None if "peer_port" in old else peer_port_beside(host, answer.agents_port),
     }
     settings = {name: value for name, value in decided.items() if value}
     text = config.read_text("utf-8") if there else _HEAD
@@ -202,7 +207,8 @@ def _run_as(given: str, *, root: bool) -> str | None:
             pwd.getpwnam(given)
         except KeyError:
             raise JoinError(
-                f"there is no user {given} on this node: useradd --create-home {given}"
+                f"there is no user {given} on this node: useradd --create-home {given}, and run "
+                "the line again; the secret was not used"
             ) from None
     return given
 
@@ -231,6 +237,34 @@ def _certified(
         answer = ask(key)
     write_atomic(path, answer.certificate.encode() + key, _PRIVATE)
     return answer
+
+
+def peer_port_beside(host: str, agents_port: int) -> int | None:
+    """Return a port for this node's agent if it would take that of the coordinator on the same
+    machine, which could not start again then. None if the default is good.
+    """
+    if agents_port != PEER_PORT or not _is_here(host):
+        return None
+    return agents_port + 1
+
+
+def _is_here(host: str) -> bool:
+    """True if a name or address is this machine's."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)  # refused if no interface has it
+    except OSError:
+        return False
+    return True
+
+
+def _is_meant(run_as: str | None, old: Mapping[str, object]) -> bool | None:
+    """Return True if the operator names one user for all jobs here. None leaves it as it is."""
+    if not run_as or run_as == SUBMITTER or "single_team" in old:
+        return None
+    return True
 
 
 def _own_key(path: Path) -> bytes:
@@ -293,7 +327,9 @@ _HEAD: Final = (
 )
 
 
-def _edited(text: str, old: Mapping[str, object], settings: Mapping[str, str]) -> tuple[str, bool]:
+def _edited(
+    text: str, old: Mapping[str, object], settings: Mapping[str, object]
+) -> tuple[str, bool]:
     """Return the text of a configuration with these settings in it, and True if it has its
     comments still. All else stays."""
     edited = text
@@ -318,7 +354,7 @@ def _with_line(text: str, name: str, line: str) -> str:
     return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
 
 
-def _changes(old: Mapping[str, object], settings: Mapping[str, str]) -> str:
+def _changes(old: Mapping[str, object], settings: Mapping[str, object]) -> str:
     changed = [name for name, value in settings.items() if old.get(name) != value]
     kept = [name for name in old if name not in changed]
     return f"changed {', '.join(changed) or 'nothing'} and kept {', '.join(kept) or 'nothing'} in"

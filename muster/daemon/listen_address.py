@@ -1,12 +1,15 @@
-"""Distinguish loopback from network addresses, and find the processes that listen on a port."""
+"""Addresses of this machine: loopback or network, all of them, and the listeners of a port."""
 
 import ipaddress
 import os
-from collections.abc import Iterator
+import re
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 _LISTEN: Final = "0A"
+_NET: Final = Path("/proc/net")
 
 
 def is_loopback(host: str) -> bool:
@@ -63,3 +66,49 @@ def _name_of(folder: Path) -> str:
         return (folder / "comm").read_text(errors="replace").strip()
     except OSError:
         return "somebody"
+
+
+def all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return all host names and addresses of this machine, those that were given first."""
+    hostname = socket.gethostname()
+    names = [*given, hostname, hostname.partition(".")[0], socket.getfqdn(), "localhost"]
+    addresses = [name for name in names if _is_address(name)] + _addresses()
+    hosts = [name for name in names if not _is_address(name)]
+    return list(dict.fromkeys(hosts)), list(dict.fromkeys(addresses))
+
+
+def _addresses() -> list[str]:
+    """Return the addresses of this machine's interfaces, without link-local ones."""
+    fourth = re.findall(r"\|-- (\S+)\n +/32 host LOCAL", _text(_NET / "fib_trie"))
+    sixth = [
+        str(ipaddress.IPv6Address(int(line.split()[0], 16)))
+        for line in _text(_NET / "if_inet6").splitlines()
+    ]
+    known = [each for each in (*fourth, *sixth) if not ipaddress.ip_address(each).is_link_local]
+    return known or ["127.0.0.1"]
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; "" where the kernel has none, as without IPv6."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def own_address() -> str:
+    """Return the address of the default route, or this machine's host name."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # for documentation: no packet is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

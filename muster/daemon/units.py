@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,46 @@ def link_program(folder: Path = _COMMANDS) -> str:
     except OSError as error:
         raise FileError(f"{link} cannot be linked to {target}: {error.strerror}") from error
     return f"linked {link} to {target}"
+
+
+def make_readable(folder: Path) -> bool:
+    """Let all users read what this user has in a folder, and run its programs, as if it had been
+    made with the usual umask. Returns True if anything was changed. Raises OSError.
+    """
+    changed = False
+    for place, folders, files in os.walk(folder):
+        for name in (".", *folders, *files):
+            path = os.path.join(place, name)
+            found = os.lstat(path)
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            runs = stat.S_ISDIR(found.st_mode) or found.st_mode & 0o100
+            wanted = stat.S_IMODE(found.st_mode) | (0o555 if runs else 0o444)
+            if wanted != stat.S_IMODE(found.st_mode):
+                os.chmod(path, wanted)
+                changed = True
+    return changed
+
+
+def why_not_run_by(user: str) -> str:
+    """Return why a user cannot run this installation's `muster`, else "". Needs root."""
+    try:
+        done = subprocess.run(
+            [program(), "join", "--help"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            check=False,
+            timeout=60,
+            user=user,
+            group=user,
+            extra_groups=[],
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin"},
+        )
+    except OSError as error:
+        return error.strerror or str(error)
+    return done.stderr.strip()[-500:] if done.returncode else ""
 
 
 def unit_text(name: str, config: Path) -> str:

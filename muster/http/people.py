@@ -124,9 +124,11 @@ class TokenList(msgspec.Struct, frozen=True):
 
 class NewToken(msgspec.Struct, frozen=True):
     """A new token and its text, which is shown only here. `ca_sha256` is the digest of the CA that
-    `GET /v1/ca` returns; empty if clients need none.
+    `GET /v1/ca` returns; empty if clients need none. `pin` is the coordinator's public key as
+    curl's `--pinnedpubkey` takes it, if people can install Muster from there.
     """
 
     token: TokenView
     text: str
     ca_sha256: str
+    pin: str = ""

@@ -94,7 +94,7 @@ def make_app(
         LogsApi(coordinator, log_store, reads),
         audit,
         code,
-        PeopleApi(coordinator, tokens, access, open_requests, ca, joins=enrolment is not None),
+        PeopleApi(coordinator, tokens, access, open_requests, ca, enrolment),
         EnrolmentApi(coordinator, enrolment, limits.refusals_per_s),
         InstallApi(enrolment, limits.refusals_per_s),
         agents,

@@ -26,12 +26,14 @@ from orchestrator.api.http.submit_policy import SubmitRules
 from orchestrator.api.jobs import JobsApi
 from orchestrator.api.nodes import unknown_node
 from orchestrator.core.rights.rules import Action
+from orchestrator.core.scheduling.reasons import NO_TORCH
 from orchestrator.core.views.display import node_seen
 from orchestrator.core.views.gpus import without_processes
 from orchestrator.core.views.probe import probe_view, without_software
 from orchestrator.shell.coordinator import Coordinator
 
-_FREE = "free"
+# A check needs no torch.
+_FREE = ("free", NO_TORCH)
 
 
 class NodeCheckApi:
@@ -83,7 +85,7 @@ class NodeCheckApi:
             raise unknown_node(name)
         views = [node_seen(state, node, now) for node in state.nodes.values()]
         (this,) = (view for view in views if view.name == name)
-        if this.state.code != _FREE:
+        if this.state.code not in _FREE:
             raise ApiError(
                 409,
                 "node_not_free",
@@ -91,7 +93,7 @@ class NodeCheckApi:
                 "check it once it is free, or submit a check that waits: muster check --wait",
             )
         others = [v for v in views if v.name != name and v.pool == this.pool]
-        chosen = [this, *(view for view in others if view.state.code == _FREE)]
+        chosen = [this, *(view for view in others if view.state.code in _FREE)]
         # The program of a check is read from files, so use a thread.
         spec = await asyncio.to_thread(self._job, chosen, asked)
         return await self._jobs.submit_spec(request, key, spec, digest)

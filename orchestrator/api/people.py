@@ -45,6 +45,7 @@ from orchestrator.core.facts.inputs import (
 from orchestrator.core.model.people import KnownToken, KnownUser
 from orchestrator.core.rights.people import unknown_user
 from orchestrator.core.rights.rules import Action
+from orchestrator.enrolment import EnrolmentSettings
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.new_token import draw
 
@@ -54,7 +55,7 @@ _AT_ONCE: Final = 100
 
 class PeopleApi:
     """Routes /v1/users, /v1/tokens and /v1/ca. `ca` is a PEM file, empty if clients need none.
-    `joins`: nodes join with secrets, so agents need no token.
+    `enrolment`: nodes join with secrets, so agents need no token.
     """
 
     def __init__(
@@ -64,15 +65,14 @@ class PeopleApi:
         access: AccessTable,
         open_requests: StreamRevocation,
         ca: bytes,
-        *,
-        joins: bool,
+        enrolment: EnrolmentSettings | None,
     ) -> None:
         self._coordinator = coordinator
         self._tokens = tokens
         self._access = access
         self._open_requests = open_requests
         self._ca = ca
-        self._joins = joins
+        self._enrolment = enrolment
 
     async def users(self, _request: web.Request) -> web.Response:
         people = (await self._coordinator.durable_state()).people
@@ -147,7 +147,7 @@ class PeopleApi:
             raise bad_field("label", "has characters that cannot be shown")
         if asked.join and (asked.user or asked.role):
             raise bad_field("join", "excludes user and role: a join token has neither")
-        if asked.join and self._joins:
+        if asked.join and self._enrolment is not None:
             detail = "nodes of this cluster join with a secret, and their agents need no token"
             raise ApiError(409, "no_join_tokens", detail, "make one: muster token create --join")
         user = "" if asked.join else asked.user or by
@@ -173,7 +173,7 @@ class PeopleApi:
         )
         view = await self._shown(drawn.id)
         ca = hashlib.sha256(self._ca).hexdigest() if self._ca else ""
-        return reply(NewToken(view, drawn.text, ca), status=201)
+        return reply(NewToken(view, drawn.text, ca, await self._pin()), status=201)
 
     async def revoke_token(self, request: web.Request) -> web.Response:
         """Revoke a token, and return it as it was."""
@@ -191,6 +191,14 @@ class PeopleApi:
             hint = "the coordinator's configuration names none as tls.ca"
             raise ApiError(404, "no_ca", "clients need no CA of this coordinator", hint)
         return web.Response(body=self._ca, content_type="application/x-pem-file")
+
+    async def _pin(self) -> str:
+        """Return the pin of the coordinator's public key; empty if nobody can install Muster from
+        here."""
+        if self._enrolment is None:
+            return ""
+        wheels = await asyncio.to_thread(self._enrolment.read_wheels)
+        return "" if wheels is None else wheels.pin
 
     async def _changed(self, result: Result) -> bool:
         """Return whether anything was changed. Raises ApiError for a refusal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,17 @@ def test_a_node_that_is_away_is_not_resumed_unless_ordered(own_cluster: LocalClu
 
 @pytest.fixture
 def lemon(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Four nodes; the first one has no interpreter where its settings say."""
+    """Four nodes; the interpreter of the first one has torch when the agent asks, and not when a
+    job starts."""
     env = {**PORTS, "MUSTER_COORDINATOR_QUARANTINE_JOBS": "2"}
     made = LocalCluster(tmp_path / "cluster", agents=4, env=env)
     config = made.root / "config" / "node-1.yaml"
     settings: dict[str, Any] = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump({**settings, "python": str(tmp_path / "python")}))
+    python = tmp_path / "python"
+    asked = 'case "$2" in *find_spec*) echo True False; exit ;; esac'
+    python.write_text(f'#!/bin/sh\n{asked}\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    config.write_text(yaml.safe_dump({**settings, "python": str(python)}))
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")

@@ -230,11 +230,21 @@ def test_a_machine_that_does_not_fit_learns_why(site: Site, wheels: Path, tmp_pa
     done = run(f"sh {script}", site, code=1, MUSTER_PYTHON=str(other), MUSTER_JOIN="mj1.x")
     assert "no wheels for 3.99-riscv; on its machine" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_PYTHON="/nowhere", MUSTER_JOIN="mj1.x")
-    assert "no Python with venv" in done.stderr
+    assert "no Python 3.11 or newer with venv" in done.stderr
+    other.write_text("#!/bin/sh\necho 3.9-x86_64\n")
+    done = run(f"sh {script}", site, code=1, MUSTER_PYTHON=str(other), MUSTER_JOIN="mj1.x")
+    assert "no Python 3.11 or newer with venv" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_VENV=str(tmp_path), MUSTER_JOIN="mj1.x")
     assert "is not a venv" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_VENV=str(tmp_path / "venv"))
-    assert "no terminal to ask for the secret" in done.stderr
+    assert "no terminal to ask for the secret: set MUSTER_JOIN" in done.stderr
+    done = run(f"sh {script} login", site, code=1, MUSTER_VENV=str(tmp_path / "venv"))
+    assert "no terminal to ask for the secret: set MUSTER_LOGIN" in done.stderr
+    mac = tmp_path / "uname"
+    mac.write_text("#!/bin/sh\necho Darwin\n")
+    mac.chmod(0o755)
+    done = run(f"sh {script}", site, code=1, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "Muster runs on Linux, and this is Darwin" in done.stderr
     assert other.exists()
 
 
@@ -292,7 +302,10 @@ def installable(folder: Path, version: int) -> str:
     name = f"fake-{version}-py3-none-any.whl"
     info = f"fake-{version}.dist-info"
     with zipfile.ZipFile(folder / name, "w") as wheel:
-        program = f"import sys\ndef main(): print('fake', {version}, *sys.argv[1:])\n"
+        program = (
+            "import sys\n"
+            f"def main(): print('fake', {version}, *sys.argv[1:], 'reads', sys.stdin.readline())\n"
+        )
         wheel.writestr("fake.py", program)
         wheel.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: fake\nVersion: {version}\n"
@@ -363,6 +376,58 @@ def test_an_installation_is_replaced_as_a_whole_and_only_if_it_must_be(
         python.symlink_to("/nowhere/python3")
     assert f"fake 2 {joined}" in again().stdout
     assert [path.name for path in venv.parent.iterdir()] == ["muster"]
+
+
+@pytest.mark.timeout(300)
+def test_a_person_gets_muster_and_logs_in_by_one_line(
+    site: Site, wheels: Path, tmp_path: Path
+) -> None:
+    offer(wheels, 1)
+    line = site.muster("user", "add", "ann", "--login").stdout.strip()
+    assert line.startswith("curl -fsSk --proto =https ")
+    token = line.partition("MUSTER_LOGIN=")[2].partition(" ")[0]
+    assert token.startswith("ml1.")
+    where = f"| MUSTER_VENV={tmp_path}/venv MUSTER_BIN={tmp_path}/bin"
+    done = run(line.replace("|", where), site)
+    # The token is in no argument, so that no other user of the machine sees it.
+    assert f"fake 1 login https://127.0.0.1:{site.port} reads {token}" in done.stdout
+    assert f"{tmp_path}/bin is not in PATH" in done.stderr
+    assert (tmp_path / "bin" / "muster").resolve() == tmp_path / "venv" / "bin" / "muster"
+
+    # A later release, without a token.
+    offer(wheels, 2)
+    [upgrade] = re.findall(r"curl .* sh -s -- install$", site.up(), re.MULTILINE)
+    done = run(upgrade.replace("|", where), site)
+    assert f"{tmp_path}/venv is ready: fake 2 --version reads" in done.stderr
+
+    # For a user who has one, and from the other command.
+    made = site.muster("token", "create", "--user", "ann").stderr
+    assert re.search(
+        r"need not have Muster: curl .* \| MUSTER_LOGIN=ml1\.\S+ sh$", made, re.MULTILINE
+    )
+    assert site.muster("user", "add", "x", "--login", "--json", code=2).stdout == ""
+
+
+@pytest.mark.timeout(300)
+def test_the_venv_of_the_coordinator_stays_as_it_is(
+    site: Site, wheels: Path, tmp_path: Path
+) -> None:
+    """A node on the coordinator's machine: the script must not replace what runs there."""
+    offer(wheels, 1)
+    venv, script = tmp_path / "venv", script_of(site)
+    unit = tmp_path / "muster-coordinator.service"
+    text = script.read_text().replace("units=/etc/systemd/system", f"units={tmp_path}")
+    script.write_text(text)
+    where = f"MUSTER_VENV={venv} MUSTER_BIN={tmp_path}/bin"
+    run(f"{where} sh {script}", site, MUSTER_JOIN="mj1.x")
+    unit.write_text(f"ExecStart={venv}/bin/muster coordinator --config x\n")
+    offer(wheels, 2)
+    script.write_bytes(get(site, "/v1/install.sh")[1])
+    script.write_text(script.read_text().replace("units=/etc/systemd/system", f"units={tmp_path}"))
+    done = run(f"{where} sh {script}", site, MUSTER_JOIN="mj1.x")
+    if os.geteuid() == 0:
+        assert f"the coordinator runs from {venv}, which stays as it is" in done.stderr
+        assert f"fake 1 join 127.0.0.1:{site.port}" in done.stdout
 
 
 @pytest.mark.long

@@ -31,6 +31,7 @@ from muster.client import Client, load_settings
 from muster.daemon.certificates import new_authority, new_key, server_certificate, signing_request
 from muster.daemon.clock import SystemClock
 from muster.daemon.tls import client_context
+from muster.daemon.units import make_readable
 from muster.protocol.instant import Instant
 from tests.cluster.jobs import until
 
@@ -196,6 +197,86 @@ def test_up_and_join_ask_for_the_user_of_the_jobs(tmp_path: Path) -> None:
     site = Site(tmp_path)
     assert "--run-as" in site.muster("up", "--dir", "etc", "--no-start", code=2).stderr
     assert not (tmp_path / "etc").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the text is for root")
+def test_up_says_who_is_the_first_admin_and_as_whom_jobs_run(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    words = ("--dir", "etc", "--name", "127.0.0.1", "--no-start", "--no-wheels")
+    said = site.muster("up", *words, "--run-as", "trainer", "--user", "ada").stderr
+    said = " ".join(said.split())
+    assert f"ada is the first admin, with the token in {tmp_path}/client.yaml" in said
+    assert "sudo muster token create --user ada" in said
+    assert "useradd --create-home trainer" in said
+    assert "single_team: true" in said
+
+
+def test_one_user_for_all_jobs_is_what_the_operator_means(site: Site) -> None:
+    """The line of `up --run-as` warns of no choice that it made itself."""
+    target, config = f"127.0.0.1:{site.port}", site.root / "cpu-30" / "agent.yaml"
+    words = ("join", target, "--node", "cpu-30", "--dir", "cpu-30", "--no-start")
+    done = site.muster(*words, "--run-as", "nobody", stdin=f"{site.secret()}\n")
+    assert yaml.safe_load(config.read_text())["single_team"] is True
+    assert "set `run_as: SUBMITTER`" not in done.stdout
+    # A choice of their own stays.
+    config.write_text(config.read_text().replace("single_team: true", "single_team: false"))
+    site.muster(*words, "--run-as", "nobody", stdin=f"{site.secret()}\n")
+    assert yaml.safe_load(config.read_text())["single_team"] is False
+
+
+def test_a_node_beside_its_coordinator_does_not_take_its_port() -> None:
+    """Otherwise the coordinator could not start again while the agent runs."""
+    assert join.peer_port_beside("127.0.0.1", 7079) == 7080
+    assert join.peer_port_beside("localhost", 7079) == 7080
+    assert join.peer_port_beside("127.0.0.1", 7099) is None
+    assert join.peer_port_beside("192.0.2.1", 7079) is None  # no machine has it
+    assert join.peer_port_beside("nowhere.invalid", 7079) is None
+
+
+def test_a_hardened_shell_closes_nothing_that_others_need(tmp_path: Path) -> None:
+    site = Site(tmp_path, wheels=True)
+    before = os.umask(0o077)
+    try:
+        site.up({"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)})
+        site.serve()
+        (tmp_path / "var").mkdir(mode=0o755)
+        words = ("--state-dir", "var/muster/agent", "--run-as", "SUBMITTER", "--no-start")
+        target = f"127.0.0.1:{site.port}"
+        site.muster("join", target, *words, "--dir", "n", stdin=f"{site.secret()}\n")
+    finally:
+        os.umask(before)
+        for daemon in site.daemons:
+            daemon.stop()
+    for name in ("etc", "etc/ca.pem", "etc/coordinator.yaml", "n", "n/agent.yaml", "n/ca.pem"):
+        assert (tmp_path / name).stat().st_mode & 0o044 == 0o044, name
+    for name in ("var/muster", "var/muster/agent"):
+        assert (tmp_path / name).stat().st_mode & 0o011 == 0o011, name
+    for name in ("etc/ca-key.pem", "etc/server-key.pem", "etc/tokens.yaml", "client.yaml"):
+        assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
+    assert (tmp_path / "var/muster/agent/node.pem").stat().st_mode & 0o077 == 0
+
+
+def test_an_installation_can_be_opened_for_all(tmp_path: Path) -> None:
+    venv, out = tmp_path / "venv", tmp_path / "out"
+    (venv / "bin").mkdir(parents=True)
+    out.write_text("")
+    (venv / "bin" / "muster").write_text("")
+    (venv / "pyvenv.cfg").write_text("")
+    (venv / "link").symlink_to(out)
+    for path, mode in (
+        (out, 0o600),
+        (venv / "bin" / "muster", 0o700),
+        (venv / "pyvenv.cfg", 0o600),
+    ):
+        path.chmod(mode)
+    for path in (venv / "bin", venv):
+        path.chmod(0o700)
+    assert make_readable(venv)
+    assert not make_readable(venv)
+    modes = [path.stat().st_mode & 0o777 for path in (venv, venv / "bin", venv / "bin" / "muster")]
+    assert modes == [0o755, 0o755, 0o755]
+    assert (venv / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
+    assert out.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:

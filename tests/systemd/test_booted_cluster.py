@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 
@@ -133,17 +134,29 @@ def test_the_printed_lines_make_a_cluster(site: Site) -> None:
 
 
 def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
+    """On a machine that has no Muster, in a fresh home, without root."""
     line = re.search(r"^each person: +(.*)$", site.printed, re.MULTILINE)
     assert line is not None, site.printed
-    done = site.head.sh(line[1].replace("NAME", "ann"))
-    printed = done.stdout + done.stderr
-    found = re.search(r"muster login \S+ ml1\.\S+", printed)
-    assert found is not None, printed
+    printed = site.head.sh(line[1].replace("NAME", "ann")).stdout.strip()
+    laptop = site.thief
+    laptop.sh("useradd --create-home ann")
+    laptop.sh(f"printf '%s\\n' {shlex.quote(printed)} > /tmp/line && chmod 644 /tmp/line")
+    laptop.sh("! su - ann -c 'command -v muster'")
+    done = laptop.sh("su - ann -c 'sh /tmp/line'")
+    assert "is not in PATH" in done.stderr
+    # Debian puts ~/.local/bin into the PATH of the next login.
+    assert "ann" in laptop.sh("su - ann -c 'muster whoami'").stdout
+    submit = "muster submit --wait -- true 2>&1"
+    assert "SUCCEEDED" in laptop.sh(f"su - ann -c '{submit}'").stdout
+    owners = laptop.sh("find /home/ann ! -user ann").stdout
+    assert owners == ""
+    # The same person on a node, which has Muster.
+    again = site.muster("token create --user ann")
+    found = re.search(r"muster login \S+ ml1\.\S+", again)
+    assert found is not None, again
     node = site.machines["gpu-01"]
     node.sh("useradd --create-home ann")
-    whoami = node.sh(f"su ann -c 'cd && {found[0]} && muster whoami'").stdout
-    assert "ann" in whoami
-    assert "SUCCEEDED" in node.sh("su ann -c 'cd && muster submit --wait -- true 2>&1'").stdout
+    assert "ann" in node.sh(f"su ann -c 'cd && {found[0]} && muster whoami'").stdout
 
 
 def test_the_lines_again_change_nothing(site: Site) -> None:

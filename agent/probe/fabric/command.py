@@ -17,6 +17,7 @@ from agent.config import PREFIX, AgentConfig, load
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
+from agent.probe.interpreter import NoTorch, UnknownError, look_for_torch
 from agent.shims.backend import may_use_units, why_devices_are_open
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
@@ -78,8 +79,18 @@ def asked_by(
         processes_max=config.processes_max,
         open_devices=why_devices_are_open(units=may_use_units(config)) if live else "",
         single_team=config.single_team,
+        no_torch=_no_torch(config) if live and not agent else None,
         certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",
     )
+
+
+def _no_torch(config: AgentConfig) -> NoTorch | None:
+    submitters = config.as_submitters
+    user = None if submitters else config.run_as
+    try:
+        return look_for_torch(config.python, user, submitters=submitters)
+    except UnknownError:
+        return None
 
 
 def _certificate_ends(path: Path | None) -> str:

@@ -31,10 +31,11 @@ from agent.probe.fabric.pci import (
 from agent.probe.fabric.rdma_devices import Devices
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.user_access import JobUser
+from agent.probe.interpreter import NoTorch
 from muster.daemon.clock import SystemClock
 from muster.fabric import topology
 from muster.fabric.hca_selection import choose
-from muster.fabric.model import Affinity, Gpu, Hca, Probe
+from muster.fabric.model import Affinity, FabricProblem, Gpu, Hca, Probe
 from muster.fabric.nccl_env import environment
 from muster.fabric.nccl_version import version_of
 from muster.fabric.operator_rules import Rules
@@ -67,7 +68,17 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes_max: int | None = None
     open_devices: str = ""
     single_team: bool = False
+    no_torch: NoTorch | None = None
     certificate_ends: str = ""
+
+
+def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
+    closed: list[FabricProblem] = []
+    if live and asked.user is not None and asked.python is not None:
+        closed += host_problems.of_python(asked.user, asked.python)
+    if asked.no_torch is None or closed:
+        return closed
+    return [problems.warning(*asked.no_torch)]
 
 
 def probe(
@@ -135,8 +146,7 @@ def probe(
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
     if asked.certificate_ends:
         found.append(problems.warning(asked.certificate_ends, _RENEW))
-    if tree.live and asked.user is not None and asked.python is not None:
-        found += host_problems.of_python(asked.user, asked.python)
+    found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)
     # An agent has removed leftovers at its start.

@@ -143,7 +143,7 @@ class _Check:
                 self._find(
                     FindingSeverity.FAULT, "refused", (node.name,), f"{node.name} {node.state.text}"
                 )
-            elif node.state.code == "free" or self.waits:
+            elif node.state.code in ("free", "no_torch") or self.waits:  # a check needs no torch
                 self.ready.append(node)
             else:
                 self.skipped[node.name] = node.state.text

@@ -9,10 +9,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
+from muster.cli.cluster.printed_lines import LOGIN_PREFIX
 from muster.cli.cluster.whoami import print_user
 from muster.cli.errors import RefusedError
 from muster.cli.output.format import note, safe
@@ -22,11 +23,7 @@ from muster.client.errors import ClientError
 from muster.daemon.durable_files import write_atomic
 from muster.http.views import VersionView
 
-if TYPE_CHECKING:
-    from muster.http.people import NewToken
-
 _PRIVATE: Final = 0o600
-_PREFIX: Final = "ml1"
 
 
 class _Pinned(NamedTuple):
@@ -91,13 +88,6 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
     print_user(known, settings.url)
 
 
-def login_line(url: str, made: NewToken) -> str:
-    """Return the command with which a user logs in with a new token."""
-    if not made.ca_sha256:
-        return f"muster login {url}"
-    return f"muster login {url} {_PREFIX}.{made.ca_sha256}.{made.text}"
-
-
 def _asked() -> str:
     """Return the token from a prompt or, if no terminal is there, from standard input."""
     if not sys.stdin.isatty():
@@ -107,7 +97,7 @@ def _asked() -> str:
 
 def _pinned(text: str) -> _Pinned | None:
     prefix, dot, rest = text.partition(".")
-    if prefix != _PREFIX or not dot:
+    if prefix != LOGIN_PREFIX or not dot:
         return None
     sha256, _, token = rest.partition(".")
     if len(sha256) != hashlib.sha256().digest_size * 2 or not token:

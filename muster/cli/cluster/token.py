@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from muster.cli.client_options import connect, connection_options
-from muster.cli.cluster.login import login_line
+from muster.cli.cluster.printed_lines import install_line, join_line, login_line, person_line
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
 from muster.cli.output.format import moment, note, safe
@@ -22,14 +22,12 @@ from muster.http.enrolment import (
     EnrolmentList,
     JoinSecretRequest,
     JoinSecretView,
-    NewJoinSecret,
 )
-from muster.http.people import TokenList, TokenRequest, TokenView
+from muster.http.people import NewToken, TokenList, TokenRequest, TokenView
 from muster.protocol.outcome import EXIT_CLIENT
 from muster.protocol.roles import Role
 from muster.protocol.text import count
 from muster.protocol.tokens import BadToken, TokenClass, parse
-from muster.wheels.manifest import CURL_LIMITS
 
 JOIN: Final = TokenClass.JOIN.value
 _COLUMNS: Final = (
@@ -120,18 +118,7 @@ def create(
             join=role == JOIN,
         )
     )
-    if as_json:
-        print_json(made)
-    else:
-        print(made.text)
-    token = made.token
-    until = f"until {moment(token.expires)}" if token.expires else "until it is revoked"
-    note(
-        f"token {token.id}{_whose(token)} is valid {until}; to revoke it: "
-        f"muster token revoke {token.id}"
-    )
-    if role != JOIN:
-        note(f"on the user's machine: {login_line(client.url, made)}")
+    print_token(client, made, as_json=as_json)
 
 
 @command.command("list", short_help="List tokens.")
@@ -190,21 +177,29 @@ def revoke(*, ids: tuple[str, ...], yes: bool, join: bool, as_json: bool) -> int
     return 0
 
 
-def join_line(url: str, made: NewJoinSecret | None, run_as: str) -> str:
-    """Return the command with which a machine becomes a node. Without a secret, it asks for one."""
-    where = url.partition("://")[2].rstrip("/")
-    secret = f" {made.text}" if made is not None else ""
-    return f"muster join {where}{secret}{f' --run-as {run_as}' if run_as else ''}"
+def print_token(client: Client, made: NewToken, *, as_json: bool) -> None:
+    """Print a new token, and for people the lines with which they use it."""
+    if as_json:
+        print_json(made)
+    else:
+        print(made.text)
+    token = made.token
+    until = f"until {moment(token.expires)}" if token.expires else "until it is revoked"
+    note(
+        f"token {token.id}{_whose(token)} is valid {until}; to revoke it: "
+        f"muster token revoke {token.id}"
+    )
+    if token.user:
+        print_login(client.url, made)
 
 
-def install_line(url: str, pin: str, made: NewJoinSecret | None, run_as: str) -> str:
-    """Return the command with which a machine without Muster becomes a node. The secret is in no
-    process's arguments. Without one, the script asks for it.
-    """
-    secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
-    where = f"{url.rstrip('/')}/v1/install.sh"
-    shell = f"{secret}sh{f' -s -- --run-as {run_as}' if run_as else ''}"
-    return f"curl -fsSk {CURL_LIMITS} --pinnedpubkey {pin} {where} | {shell}"
+def print_login(url: str, made: NewToken) -> None:
+    """Print the lines for the machine of the token's user."""
+    if line := person_line(url, made):
+        note(f"on the user's machine, which need not have Muster: {line}")
+        note(f"on a machine that has Muster: {login_line(url, made)}")
+    else:
+        note(f"on the user's machine: {login_line(url, made)}")
 
 
 def _create_join(

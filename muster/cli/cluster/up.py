@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +23,7 @@ from muster.cli.cluster.init import (
     this_user,
     user_named,
 )
-from muster.cli.cluster.token import install_line, join_line
+from muster.cli.cluster.printed_lines import install_line, join_line, upgrade_line
 from muster.cli.cluster.tokens_file import new_token, tokens_text
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
@@ -38,7 +36,16 @@ from muster.client.errors import ClientError
 from muster.daemon.clock import SystemClock
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.daemon.units import COORDINATOR, install_unit, link_program, program, systemd_runs
+from muster.daemon.listen_address import all_names, own_address
+from muster.daemon.units import (
+    COORDINATOR,
+    install_unit,
+    link_program,
+    make_readable,
+    program,
+    systemd_runs,
+    why_not_run_by,
+)
 from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
@@ -47,7 +54,6 @@ from muster.wheels.manifest import MANIFEST, TARGET
 
 _SYSTEM_DIR: Final = Path("/etc/muster")
 _SYSTEM_STATE: Final = Path("/var/lib/muster")
-_NET: Final = Path("/proc/net")
 _PRIVATE: Final = 0o600
 _PUBLIC: Final = 0o644
 _TIME_LIMIT_S: Final = 86400.0
@@ -58,7 +64,8 @@ class UpOutput(msgspec.Struct, frozen=True):
     """The output of `muster up --json`. `node_line` and `person_line` are the commands for nodes
     and for people, `start` the one that starts the coordinator, unless it was started. `new` is
     false if the cluster was set up before. `install_line` is the command for nodes without Muster,
-    empty if there are no wheels for them.
+    empty if there are no wheels for them, and so is `upgrade_line`, which brings nodes and people
+    to the release of the coordinator.
     """
 
     url: str
@@ -68,6 +75,7 @@ class UpOutput(msgspec.Struct, frozen=True):
     person_line: str
     new: bool
     install_line: str = ""
+    upgrade_line: str = ""
 
 
 class _Written(NamedTuple):
@@ -178,6 +186,8 @@ def command(
     """
     if no_wheels and wheels_for:
         raise click.UsageError("--wheels-for and --no-wheels exclude each other")
+    # Files are for everybody, unless they have a mode of their own: those with secrets.
+    os.umask(0o022)
     client_file = client_file_path(os.environ).absolute()
     folder = (folder or default_folder(client_file)).absolute()
     config = folder / "coordinator.yaml"
@@ -186,7 +196,7 @@ def command(
         plan = _Plan(
             folder=folder,
             state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
-            host=names[0] if names else _own_address(),
+            host=names[0] if names else own_address(),
             port=port,
             agents_port=agents_port,
             listen=listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
@@ -198,6 +208,7 @@ def command(
             approve=approve,
         )
         _write(plan, client_file, start=systemd_runs() and not no_start)
+        _explain(plan, client_file)
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
     written = _read(config)
@@ -235,6 +246,8 @@ def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
             "or name another file with MUSTER_CONFIG"
         )
     owner = _account(create=start)
+    if plan.folder == _SYSTEM_DIR:
+        _open(plan.state, start=start)
     make_public(plan.folder)
     client_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = SystemClock().now().wall
@@ -247,7 +260,7 @@ def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
         write_atomic(ca_key, authority.key, _PRIVATE, owner=owner)
         write_atomic(ca, authority.cert, _PUBLIC)
     key = new_key()
-    hosts, addresses = _all_names((plan.host, *plan.names))
+    hosts, addresses = all_names((plan.host, *plan.names))
     cert = server_certificate(authority, key, hosts, addresses, now)
     write_atomic(plan.folder / "server-key.pem", key, _PRIVATE, owner=owner)
     write_atomic(plan.folder / "server.pem", cert, _PUBLIC)
@@ -257,6 +270,52 @@ def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
     settings = {"url": _url(plan.host, plan.port), "token": token, "ca": str(ca)}
     write_atomic(client_file, _yaml(settings).encode(), _PRIVATE)
     write_atomic(plan.folder / "coordinator.yaml", _coordinator(plan).encode(), _PUBLIC)
+
+
+def _open(state: Path, *, start: bool) -> None:
+    """Let the coordinator's user and people reach what a shell with another umask has made."""
+    for folder in (_SYSTEM_DIR, state):
+        if folder.is_dir() and folder.stat().st_mode & 0o055 != 0o055:
+            folder.chmod(folder.stat().st_mode | 0o055)
+            note(f"{folder} was closed; others may enter it now, as its files with secrets are not")
+    if make_readable(Path(sys.prefix)):
+        note(f"made {sys.prefix} readable for all users")
+    if start and (why := why_not_run_by(ACCOUNT)):
+        raise RefusedError(
+            f"nothing was written: the user {ACCOUNT}, as whom the coordinator runs, cannot run "
+            f"{program()}: {safe(why)}\n  install Muster where all users can enter, such as "
+            "/opt/muster"
+        )
+
+
+def _explain(plan: _Plan, client_file: Path) -> None:
+    """Print what follows from the choices of a new cluster."""
+    if plan.run_as != SUBMITTER:
+        note(
+            f"all jobs run as {plan.run_as}, who must exist on each node (useradd --create-home "
+            f"{plan.run_as}): one team, whose members can read and end each other's jobs. Nodes "
+            f"get `single_team: true`. To keep people apart: --run-as {SUBMITTER}"
+        )
+    else:
+        note(
+            "each job runs as the user who submits it, who must exist on each node: useradd "
+            "--create-home NAME, or a directory service"
+        )
+    note(
+        "jobs that name no `python` need an environment with torch on each node: add --python "
+        "/opt/training, or where it is, to the nodes' lines"
+    )
+    own = f"muster token create --user {plan.user}"
+    if os.geteuid() != 0:
+        note(f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}")
+        return
+    if plan.user == "root":
+        own = "muster user add NAME --role admin --login"
+    note(
+        f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}, which "
+        "root reads: `sudo muster nodes` works on this machine. For an admin's own account, "
+        f"here or elsewhere: sudo {own}"
+    )
 
 
 def _coordinator(plan: _Plan) -> str:
@@ -371,9 +430,10 @@ def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: 
         folder=str(config.parent),
         start=command_line,
         node_line=join_line(url, made, run_as),
-        person_line="muster user add NAME && muster token create --user NAME",
+        person_line="muster user add NAME --login",
         new=new,
         install_line=install_line(url, pin, made, run_as) if pin else "",
+        upgrade_line=upgrade_line(url, pin) if pin else "",
     )
     if as_json:
         print_json(found)
@@ -381,7 +441,7 @@ def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: 
     if command_line:
         print(f"start the coordinator:  {command_line}")
     secret = (
-        "one node, within an hour; for more: muster token create --join"
+        "one node, within an hour; a line for more nodes: muster token create --join --uses N"
         if made is not None
         else "asks for a secret: muster token create --join prints the whole line"
     )
@@ -391,7 +451,12 @@ def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: 
     else:
         print(f"each node, as root:     {found.node_line}")
     print(f"                        ({secret})")
-    print(f"each person:            {found.person_line}\n                        (prints a line)")
+    print(
+        f"each person:            {found.person_line}\n"
+        "                        (here; prints the line for the person's own machine)"
+    )
+    if found.upgrade_line:
+        print(f"upgrades, on each:      {found.upgrade_line}")
     note(f"the coordinator is {url}; the SHA-256 of its CA is {hashlib.sha256(ca).hexdigest()}")
 
 
@@ -412,52 +477,6 @@ def _account(*, create: bool) -> tuple[int, int] | None:
         words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
         subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), ACCOUNT], check=True)
     return account()
-
-
-def _all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return all host names and addresses of this machine, those that were given first."""
-    hostname = socket.gethostname()
-    names = [*given, hostname, hostname.partition(".")[0], socket.getfqdn(), "localhost"]
-    addresses = [name for name in names if _is_address(name)] + _addresses()
-    hosts = [name for name in names if not _is_address(name)]
-    return list(dict.fromkeys(hosts)), list(dict.fromkeys(addresses))
-
-
-def _addresses() -> list[str]:
-    """Return the addresses of this machine's interfaces, without link-local ones."""
-    fourth = re.findall(r"\|-- (\S+)\n +/32 host LOCAL", _text(_NET / "fib_trie"))
-    sixth = [
-        str(ipaddress.IPv6Address(int(line.split()[0], 16)))
-        for line in _text(_NET / "if_inet6").splitlines()
-    ]
-    known = [each for each in (*fourth, *sixth) if not ipaddress.ip_address(each).is_link_local]
-    return known or ["127.0.0.1"]
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file; "" where the kernel has none, as without IPv6."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-def _own_address() -> str:
-    """Return the address of the default route, or this machine's host name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # for documentation: no packet is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _url(host: str, port: int) -> str:

@@ -8,11 +8,12 @@ from typing import Final
 import click
 
 from muster.cli.client_options import connect, connection_options
+from muster.cli.cluster.printed_lines import login_line, person_line
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.client import Client
-from muster.http.people import UserAnswer, UserView, user_name_problem
+from muster.http.people import TokenRequest, UserAnswer, UserView, user_name_problem
 from muster.protocol.roles import Role
 from muster.protocol.text import count, named
 
@@ -41,20 +42,35 @@ def command() -> None:
     "--role", type=_ROLES, default=Role.USER.value, show_default=True, help="Role of the user."
 )
 @click.option("--team", "teams", metavar="TEAM", multiple=True, help="A team of the user.")
+@click.option("--login", is_flag=True, help="Create a token, too, and print the user's line.")
 @json_option
 @connection_options
-def add(*, name: str, role: str, teams: tuple[str, ...], as_json: bool) -> None:
-    """Add a user, who has no token yet.
+def add(*, name: str, role: str, teams: tuple[str, ...], login: bool, as_json: bool) -> None:
+    """Add a user, who has no token yet. With --login, also create a token and print the line with
+    which the user gets Muster and logs in, only this once.
 
     \b
-    muster user add bob --team lab
-    muster token create --user bob
+    muster user add bob --team lab --login
     """
     if problem := user_name_problem(name):
         raise click.UsageError(f"{name!r} {problem}")
-    answer = connect().add_user(name, Role(role), teams)
+    if login and as_json:
+        raise click.UsageError("--login prints a line: for JSON, use muster token create --json")
+    client = connect()
+    answer = client.add_user(name, Role(role), teams)
     _print(answer, as_json=as_json)
-    note(f"for a token: muster token create --user {safe(name)}")
+    if not login:
+        note(f"for the user's line: muster token create --user {safe(name)}")
+        return
+    made = client.create_token(TokenRequest(user=name))
+    note(
+        f"{safe(name)} runs this line on their own machine, without root; it holds their token, "
+        "so send it over a channel that others cannot read:"
+    )
+    line = person_line(client.url, made) or login_line(client.url, made)
+    sys.stdout.write(f"{line}\n")
+    if not made.ca_sha256:
+        note(f"it asks for the token: {made.text}")
 
 
 @command.command("list", short_help="List the users.")

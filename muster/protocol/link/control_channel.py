@@ -78,7 +78,8 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `ports` are abnormal RDMA ports, `disks` those that are full or hang, `hardware` the last events
     of this boot. `refuses_jobs`: why the node would refuse every job, "" if it takes them.
-    `settings` are those that a coordinator may give, as they are in force.
+    `no_torch`: why jobs that name no interpreter cannot use torch there, "" if they can or that is
+    not known. `settings` are those that a coordinator may give, as they are in force.
     """
 
     inventory: Inventory
@@ -87,6 +88,7 @@ class NodeObservations(msgspec.Struct, frozen=True, omit_defaults=True):
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str = ""
     settings: tuple[NodeSetting, ...] = ()
+    no_torch: str = ""
 
 
 class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,6 +102,7 @@ class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     hardware: tuple[HardwareEvent, ...] = ()
     refuses_jobs: str | None = None
     settings: tuple[NodeSetting, ...] | None = None
+    no_torch: str | None = None
 
 
 def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
@@ -114,6 +117,7 @@ def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
         hardware=tuple(event for event in new.hardware if event not in old.hardware),
         refuses_jobs=None if new.refuses_jobs == old.refuses_jobs else new.refuses_jobs,
         settings=None if new.settings == old.settings else new.settings,
+        no_torch=None if new.no_torch == old.no_torch else new.no_torch,
     )
 
 
@@ -126,6 +130,7 @@ def merge(old: NodeObservations, changes: NodeChanges) -> NodeObservations:
         (*old.hardware, *changes.hardware)[-EVENTS_MAX:],
         old.refuses_jobs if changes.refuses_jobs is None else changes.refuses_jobs,
         old.settings if changes.settings is None else changes.settings,
+        old.no_torch if changes.no_torch is None else changes.no_torch,
     )
 
 

@@ -1,4 +1,4 @@
-"""The script with which a machine gets Muster from its coordinator and joins."""
+"""The script with which a node or a person gets Muster from the coordinator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from muster.wheels.manifest import CURL_LIMITS, WheelManifest
 
 # `main` is called in the last line, so that a script that was cut off on its way does nothing.
 _SCRIPT: Final = r"""#!/bin/sh
-# Install Muster from its coordinator, without a package index, and join. The wheels are checked by
-# the hashes below. Arguments are those of `muster join`, besides HOST:PORT. Variables:
+# Install Muster from its coordinator, without a package index. The wheels are checked by the hashes
+# below. The first argument says what follows; the others are those of the command:
+#   join           make this machine a node (default): `muster join`, with HOST:PORT
+#   login          log a person in, without root: `muster login`, with the URL (default if
+#                  MUSTER_LOGIN is set)
+#   install        nothing: for upgrades
+# Variables:
 #   MUSTER_JOIN    the join secret (default: asked for)
+#   MUSTER_LOGIN   the person's token, ml1... (default: asked for)
 #   MUSTER_PYTHON  interpreter of the venv (default: the first one for which there are wheels)
 #   MUSTER_VENV    directory of the venv (default: /opt/muster, or ~/.local/share/muster); one that
 #                  is there is replaced if it has other wheels, or does not work
@@ -20,7 +26,8 @@ set -eu
 umask 022
 coordinator=@COORDINATOR@
 pin=@PIN@
-unit=/etc/systemd/system/muster-agent.service
+units=/etc/systemd/system
+unit=$units/muster-agent.service
 
 wheels() {
     cat <<'END'
@@ -38,18 +45,19 @@ find_python() {
 print("%d.%d-%s" % (sys.version_info[:2] + (platform.machine(),)))' 2>/dev/null </dev/null) ||
             continue
         if wheels | grep -q "^$target "; then return; fi
-        others="$others $target"
+        case $target in 3.[0-9]-* | 3.10-*) ;; *) others="$others $target" ;; esac
     done
-    [ -n "$others" ] || die "there is no Python with venv here; on Debian or Ubuntu:" \
-        "apt-get install python3-venv"
+    [ -n "$others" ] || die "there is no Python 3.11 or newer with venv here. Debian, Ubuntu:" \
+        "apt-get install python3-venv; Fedora, RHEL: dnf install python3.12; SUSE: zypper install" \
+        "python312; without root, name another one with MUSTER_PYTHON"
     die "the coordinator has no wheels for$others; on its machine, run for one of them:" \
         "muster up --wheels-for TARGET"
 }
 
-ask() {
-    (: </dev/tty) 2>/dev/null || die "there is no terminal to ask for the secret: set MUSTER_JOIN"
+ask() { # PROMPT VARIABLE
+    (: </dev/tty) 2>/dev/null || die "there is no terminal to ask for the secret: set $2"
     stty -echo </dev/tty
-    printf 'Join secret: ' >/dev/tty
+    printf '%s: ' "$1" >/dev/tty
     IFS= read -r secret </dev/tty || true
     stty echo </dev/tty
     printf '\n' >/dev/tty
@@ -114,14 +122,27 @@ installed() {
         "$venv/bin/muster" join --help >"$scratch/help" 2>&1 </dev/null
 }
 
+# The coordinator of this machine runs from the venv. Who upgrades it upgrades the venv.
+of_coordinator() {
+    [ "$(id -u)" = 0 ] && grep -qs "=$venv/bin/muster " "$units/muster-coordinator.service" ||
+        { [ "$venv" = /opt/muster ] && [ -e /etc/muster/coordinator.yaml ]; } || return 1
+    "$venv/bin/muster" join --help >"$scratch/help" 2>&1 </dev/null
+}
+
 main() {
+    mode=join
+    if [ -n "${MUSTER_LOGIN:-}" ]; then mode=login; fi
+    case ${1:-} in join | login | install) mode=$1 && shift ;; esac
+    if [ "$(uname -s)" != Linux ]; then
+        die "Muster runs on Linux, and this is $(uname -s): use it on a Linux machine, over ssh"
+    fi
     if [ "$(id -u)" = 0 ]; then
         venv=/opt/muster bin=/usr/local/bin
     else
         venv=$HOME/.local/share/muster bin=$HOME/.local/bin
         # A join into a directory of one's own needs no root.
-        case "${MUSTER_VENV:+--dir} $* " in
-        *--dir*) ;;
+        case "$mode ${MUSTER_VENV:+--dir} $* " in
+        login* | install* | *--dir*) ;;
         *" --run-as"*)
             die "only root installs an agent that runs jobs as other users; put sudo after the" \
                 "pipe: curl ... | sudo env MUSTER_JOIN=SECRET sh -s -- --run-as USER"
@@ -139,22 +160,39 @@ main() {
     new=
     trap 'rm -rf -- "$scratch" ${new:+"$new"}' EXIT
     trap 'stty echo </dev/tty 2>/dev/null || true; exit 130' INT TERM
-    secret=${MUSTER_JOIN:-}
-    unset MUSTER_JOIN
-    case " $*" in
-    *" mj1."*) ;;
-    *) [ -n "$secret" ] || ask ;;
+    secret=
+    case $mode in
+    join) secret=${MUSTER_JOIN:-} ;;
+    login) secret=${MUSTER_LOGIN:-} ;;
+    esac
+    unset MUSTER_JOIN MUSTER_LOGIN
+    case "$mode $secret $*" in
+    "join  "*mj1.* | "login  "*ml1.*) ;; # an argument
+    "join  "*) ask "Join secret" MUSTER_JOIN ;;
+    "login  "*) ask Token MUSTER_LOGIN ;;
     esac
 
     wheels | grep "^$target " >"$scratch/list"
-    installed || install
+    if of_coordinator; then
+        say "the coordinator runs from $venv, which stays as it is"
+    else
+        installed || install
+    fi
     if [ -e "$bin/muster" ] && [ ! -h "$bin/muster" ]; then
         say "$bin/muster is another program and stays; use $venv/bin/muster"
     else
         mkdir -p "$bin"
         ln -sf "$venv/bin/muster" "$bin/muster"
     fi
-    printf '%s\n' "$secret" | "$venv/bin/muster" join "$coordinator" "$@"
+    case ":$PATH:" in
+    *":$bin:"*) ;;
+    *) say "$bin is not in PATH: log in again, or run: PATH=$bin:\$PATH" ;;
+    esac
+    case $mode in
+    join) printf '%s\n' "$secret" | "$venv/bin/muster" join "$coordinator" "$@" ;;
+    login) printf '%s\n' "$secret" | "$venv/bin/muster" login "https://$coordinator" "$@" ;;
+    install) say "$venv is ready: $("$venv/bin/muster" --version | tr -s ' ')" ;;
+    esac
 }
 
 main "$@"

@@ -84,7 +84,7 @@ def _reset(node: Node) -> None:
     node.link, node.session, node.peer = LinkState.OFFLINE, None, ""
     node.heard_at = node.answered_at = node.ahead_s = node.made_s = 0.0
     node.instance, node.lives, node.claimed, node.ports = "", (), None, ()
-    node.disks, node.refuses_jobs, node.settings = (), "", ()
+    node.disks, node.refuses_jobs, node.no_torch, node.settings = (), "", "", ()
     node.unrecorded, node.record_due, node.connect_due = False, 0.0, 0.0
     node.hardware_passed, node.hardware_skipped = None, 0
     node.hardware_due = node.kills_due = 0.0
@@ -96,8 +96,9 @@ def apply_link(state: State, fact: OfLink) -> None:
     match fact:
         case lf.NodeConnected():
             _connect(state, node, fact)
-        case lf.NodeHealthReported(_, ports, disks, refuses_jobs):
-            node.ports, node.disks, node.refuses_jobs = ports, disks, refuses_jobs
+        case lf.NodeHealthReported(_, ports, disks, refuses_jobs, no_torch):
+            node.ports, node.disks = ports, disks
+            node.refuses_jobs, node.no_torch = refuses_jobs, no_torch
         case lf.NodeSettingsReported(_, settings):
             node.settings = settings
         case lf.SurvivorsReported(_, name, pids):

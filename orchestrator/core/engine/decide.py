@@ -301,7 +301,12 @@ def _hello(
     ]
     # Before the tasks, because a full or hung disk may have ended a rank.
     seen = hello.observed
-    health = NodeChanges(ports=seen.ports, disks=seen.disks, refuses_jobs=seen.refuses_jobs)
+    health = NodeChanges(
+        ports=seen.ports,
+        disks=seen.disks,
+        refuses_jobs=seen.refuses_jobs,
+        no_torch=seen.no_torch,
+    )
     decision.facts += [
         *health_facts(state, hello.node, health),
         *settings_facts(state, hello.node, seen.settings),

@@ -85,12 +85,13 @@ class FailureSuspected(LinkFact, reschedules=False, milestone=False):
 
 
 class NodeHealthReported(LinkFact, Inert, reschedules=True, milestone=False):
-    """The RDMA ports of a node that are down or flapping, its disks that are full or hang, and why
-    it refuses every job ("": it takes them)."""
+    """The RDMA ports of a node that are down or flapping, its disks that are full or hang, why it
+    refuses every job ("": it takes them), and why its own interpreter has no torch ("": it has)."""
 
     ports: tuple[PortHealth, ...]
     disks: tuple[DiskHealth, ...]
     refuses_jobs: str = ""
+    no_torch: str = ""
 
 
 class NodeSettingsReported(LinkFact, Inert, reschedules=False, milestone=False):

@@ -97,6 +97,7 @@ class Node:
     ports: tuple[PortHealth, ...] = ()  # RDMA ports that are down or flapping
     disks: tuple[DiskHealth, ...] = ()  # disks that are full or hang
     refuses_jobs: str = ""  # why it would refuse every job
+    no_torch: str = ""  # why jobs that name no interpreter have no torch there
     settings: tuple[NodeSetting, ...] = ()  # of its agent
     survivors: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)  # pids, despite SIGKILL
     protocol: int = 1  # version in use with the agent

@@ -10,10 +10,11 @@ from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import NodeChanges, merge_inventory
 from muster.protocol.link.inventory_bounds import inventory_problem
-from muster.protocol.observations.disks import sound
+from muster.protocol.observations.disks import DiskHealth, sound
 from muster.protocol.observations.gpus import problem as gpu_problem
 from muster.protocol.observations.interfaces import problem
 from muster.protocol.observations.node_settings import NodeSetting
+from muster.protocol.observations.traffic import PortHealth
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import links as lf
 from orchestrator.core.model.state import State
@@ -21,6 +22,7 @@ from orchestrator.core.nodes.hardware import hardware_facts
 from orchestrator.core.nodes.registration import described
 
 _DISKS_MAX: Final = 8
+_WHY_MAX: Final = 1000
 
 
 def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instant) -> list[f.Fact]:
@@ -36,14 +38,17 @@ def change_facts(state: State, name: NodeName, changes: NodeChanges, now: Instan
 def health_facts(state: State, name: NodeName, changes: NodeChanges) -> list[f.Fact]:
     """Return the facts for a node's RDMA ports, its disks, and whether it takes jobs."""
     node = state.nodes.get(name)
-    known = ((), (), "") if node is None else (node.ports, node.disks, node.refuses_jobs)
+    known: tuple[tuple[PortHealth, ...], tuple[DiskHealth, ...], str, str] = ((), (), "", "")
+    if node is not None:
+        known = (node.ports, node.disks, node.refuses_jobs, node.no_torch)
     ports = known[0] if changes.ports is None else changes.ports
     disks = known[1] if changes.disks is None else changes.disks
     refuses = known[2] if changes.refuses_jobs is None else _one_line(changes.refuses_jobs)
+    no_torch = known[3] if changes.no_torch is None else _one_line(changes.no_torch)[:_WHY_MAX]
     disks = tuple(disk for disk in disks[:_DISKS_MAX] if sound(disk))
-    if (ports, disks, refuses) == known:
+    if (ports, disks, refuses, no_torch) == known:
         return []
-    return [lf.NodeHealthReported(name, ports, disks, refuses)]
+    return [lf.NodeHealthReported(name, ports, disks, refuses, no_torch)]
 
 
 def settings_facts(

@@ -16,7 +16,8 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.state import Attempt, Job, State
 from orchestrator.core.scheduling.gpus import given, share_of, used_by_strangers
-from orchestrator.core.scheduling.placement import Waiting, place, starts_nothing, unfit
+from orchestrator.core.scheduling.placement import Waiting, place, unfit
+from orchestrator.core.scheduling.reasons import cannot_start
 
 VERDICTS_MAX: Final = 30_000
 """Maximum of node verdicts for one forecast, about a tenth of a second.
@@ -113,7 +114,7 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     away = len([node for node in fitting if node.session is None])
     if away:
         return f"unknown: {who}waits for {count(away, 'node')} to come back"
-    refusing = [it.name for it in fitting if starts_nothing(it) is not None]
+    refusing = [it.name for it in fitting if cannot_start(waiting.spec, it) is not None]
     if refusing:
         return f"unknown: {who}waits until {named(refusing)} can start tasks (muster nodes)"
     strange = [it.name for it in fitting if used_by_strangers(it)]

@@ -28,7 +28,7 @@ from orchestrator.core.scheduling.gpus import (
 )
 from orchestrator.core.scheduling.network import NoSharedNetwork, choose, reachable_gang
 from orchestrator.core.scheduling.rdma_groups import kind_of, rdma_groups, without_rdma
-from orchestrator.core.scheduling.reasons import Rejection
+from orchestrator.core.scheduling.reasons import NO_TORCH, Rejection, cannot_start
 from orchestrator.core.scheduling.restore_hold import unknown_on
 from orchestrator.core.scheduling.topology import enough, groups, largest, value_of
 
@@ -89,6 +89,7 @@ _FOR_NOW: Final = frozenset(
         "not_connected",
         "refuses_jobs",
         "disk",
+        NO_TORCH,
         "network",
         "fabric",
         SPREAD,
@@ -172,7 +173,7 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
-    if (unfit_now := starts_nothing(node)) is not None:
+    if (unfit_now := cannot_start(spec, node)) is not None:
         return unfit_now
     if unknown := unknown_on(state, node.name):
         return Rejection("restored", f"stops what the journal lacks: task {unknown}")
@@ -201,14 +202,6 @@ def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
         words = f"has {max(0, free_memory(node)) / 2**30:.1f} GiB of memory free"
         return Rejection("memory_busy", words, holders)
     return None
-
-
-def starts_nothing(node: Node) -> Rejection | None:
-    """Return why no task of any job can start on the node, as its agent reports it."""
-    if node.refuses_jobs:
-        return Rejection("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
-    bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
-    return Rejection("disk", f"has no disk for a task: {bad[0]}") if bad else None
 
 
 def consider(state: State, job: Job) -> Considered:

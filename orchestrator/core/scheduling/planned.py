@@ -14,8 +14,8 @@ from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.forecast import Forecast
 from orchestrator.core.scheduling.gpus import used_by_strangers
 from orchestrator.core.scheduling.outlook import Outlook
-from orchestrator.core.scheduling.placement import starts_nothing, unfit
-from orchestrator.core.scheduling.reasons import jobs_named
+from orchestrator.core.scheduling.placement import unfit
+from orchestrator.core.scheduling.reasons import cannot_start, jobs_named
 
 NAMED_MAX = 4
 
@@ -84,7 +84,7 @@ def _unplanned(state: State, job: Job) -> str:
     drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
     usable = [it for it in fitting if it.in_service and it.session is not None]
     if len(usable) >= job.spec.nodes:
-        refusing = [it.name for it in fitting if starts_nothing(it) is not None]
+        refusing = [it.name for it in fitting if cannot_start(job.spec, it) is not None]
         if refusing:
             return f"unknown: waits until {named(refusing)} can start tasks (muster nodes)"
         strange = [it.name for it in fitting if used_by_strangers(it)]

@@ -159,6 +159,7 @@ class Profile:
                 0.0 if node.link is LinkState.CONNECTED else self.node_returns_at(node),
                 node.drain,
                 node.refuses_jobs,
+                node.no_torch,
                 node.disks,
                 # An attempt keeps its share of a node.
                 tuple(node.holders),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from muster.spec.model import JobSpec
+from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling.gpus import Holder
+
+NO_TORCH: Final = "no_torch"
 
 
 class Rejection(NamedTuple):
@@ -32,6 +36,40 @@ class Rejection(NamedTuple):
 
     def __str__(self) -> str:
         return self.text
+
+
+def starts_nothing(node: Node) -> Rejection | None:
+    """Return why no task of any job can start on the node, as its agent reports it."""
+    if node.refuses_jobs:
+        return Rejection("refuses_jobs", f"refuses every job: {node.refuses_jobs}")
+    bad = [disk.text for disk in node.disks if disk.full or disk.hangs]
+    return Rejection("disk", f"has no disk for a task: {bad[0]}") if bad else None
+
+
+def without_torch(node: Node) -> Rejection | None:
+    """Return why jobs that name no interpreter have no torch on the node."""
+    return (
+        Rejection(NO_TORCH, f"has {node.no_torch}, and the job names no `python`")
+        if node.no_torch
+        else None
+    )
+
+
+def cannot_start(spec: JobSpec, node: Node) -> Rejection | None:
+    """Return why no task of this job can start on the node, as its agent reports it."""
+    rejection = starts_nothing(node)
+    if rejection is None and node.no_torch and _needs_torch_of_node(spec):
+        return without_torch(node)
+    return rejection
+
+
+def _needs_torch_of_node(spec: JobSpec) -> bool:
+    """True if the job has torch only if the node's own interpreter has it. A job may bring torch
+    with an interpreter, `setup` or PYTHONPATH, and then its start finds out."""
+    if spec.python is not None or spec.setup is not None or not spec.launcher.torchruns:
+        return False
+    roles = (spec.env, spec.roles.launcher.env, spec.roles.worker.env)
+    return not any("PYTHONPATH" in env for env in roles)
 
 
 def jobs_named(holders: Iterable[Holder]) -> str:

@@ -38,8 +38,7 @@ from orchestrator.core.nodes.liveness import keeps_until as lasts
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import claim_warning, node_warnings
 from orchestrator.core.scheduling.gpus import gpus_used
-from orchestrator.core.scheduling.placement import starts_nothing
-from orchestrator.core.scheduling.reasons import jobs_named
+from orchestrator.core.scheduling.reasons import jobs_named, starts_nothing, without_torch
 from orchestrator.core.scheduling.restore_hold import restore_warnings
 from orchestrator.core.scheduling.scheduler import WaitingReasons
 from orchestrator.core.views.gpus import gpu_views, job_gpus
@@ -450,6 +449,9 @@ def _link_state(node: Node, now: Instant, keeps_until: float | None, *, revoked:
         case LinkState.CONNECTED:
             if not node.holders and (why := starts_nothing(node)) is not None:
                 return h.Reason(why.code, why.words)
+            if not node.holders and (why := without_torch(node)) is not None:
+                fix = "set `python` in its agent.yaml to an environment with torch"
+                return h.Reason(why.code, f"{node.no_torch}, for jobs that name no `python`; {fix}")
             if not node.holders:
                 return h.Reason("free", "free")
             running = f"runs {jobs_named(node.holders)}"
