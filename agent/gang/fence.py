@@ -19,10 +19,12 @@ from typing import Final
 
 import structlog
 
+from agent.core.record import TaskRecord
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import FileError
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.terms import Terms
 
 NFT: Final = "nft"
 _WAIT_S: Final = 10.0
@@ -36,7 +38,8 @@ class Fenced:
     """A task: the user of its job, the ports leased on this node, the gang's addresses (() until
     they are known), and addresses and port of its rendezvous (None on one node).
 
-    `grows`: nodes that nobody knows yet may join, so other machines are let in.
+    `grows`: nodes may join the gang. `open`: a coordinator of an earlier release does not say which
+    ones have, so other machines are let in.
     """
 
     uid: int
@@ -44,10 +47,15 @@ class Fenced:
     members: tuple[str, ...] = ()
     rendezvous: tuple[tuple[str, ...], int] | None = None
     grows: bool = False
+    open: bool = False
 
 
-def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
-    """The fence of a task whose gang is known. A gang of one node has no table of hosts."""
+def in_gang(fenced: Fenced, plan: ArrangeTask, terms: Terms | None = None) -> Fenced:
+    """The fence of a task whose gang is known, by the newest of its terms (None: the plan's). A
+    gang of one node has no table of hosts."""
+    newest = terms or plan.terms
+    admits = () if newest is None else _addresses(newest.admits)
+    fenced = replace(fenced, members=admits, open=fenced.grows and not admits)
     if not plan.hosts:
         return fenced
     members = [address for _, address in plan.hosts]
@@ -56,7 +64,7 @@ def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
     launcher = _addresses([first, *plan.others.get(first, ())])
     port = plan.env.get("MASTER_PORT", "")
     rendezvous = (launcher, int(port)) if launcher and port.isdecimal() else None
-    return replace(fenced, members=_addresses(members), rendezvous=rendezvous)
+    return replace(fenced, members=admits or _addresses(members), rendezvous=rendezvous)
 
 
 def _addresses(found: Iterable[str]) -> tuple[str, ...]:
@@ -82,9 +90,14 @@ def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
         with contextlib.suppress(OSError):
             uid = user_of(folders.path(task)).uid
             fenced = Fenced(uid, manifest.ports, grows=manifest.prepare.grows)
-            plan = None if manifest.record is None else manifest.record.plan
-            found[task] = fenced if plan is None else in_gang(fenced, plan)
+            found[task] = _by_record(fenced, manifest.record)
     return found
+
+
+def _by_record(fenced: Fenced, record: TaskRecord | None) -> Fenced:
+    if record is None or record.plan is None:
+        return fenced
+    return in_gang(fenced, record.plan, record.terms)
 
 
 def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
@@ -104,7 +117,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
 def _into(fenced: Fenced) -> Iterator[str]:
     """From other machines only the gang. Until it is known, the ports look closed, so that agents
     of nodes that are early try again at once."""
-    if not fenced.ports or fenced.grows:
+    if not fenced.ports or fenced.open:
         return
     verdict = "drop" if fenced.members else "reject with tcp reset"
     to = f'iifname != "lo" tcp dport {_set(fenced.ports)} {_NEW}'
@@ -170,15 +183,26 @@ class Fence:
         if task in self._tasks:
             await self._put(task, in_gang(self._tasks[task], plan))
 
+    async def follow(self, task: TaskId, record: TaskRecord) -> None:
+        """Before this record is stored and reported: who comes in follows its plan and terms."""
+        if task in self._tasks:
+            await self._put(task, _by_record(self._tasks[task], record))
+
     async def drop(self, task: TaskId) -> None:
         """Remove the fence of a task."""
         if self._tasks.pop(task, None) is not None:
             await self._tell()
 
     async def _put(self, task: TaskId, fenced: Fenced) -> None:
-        if self._on and self._tasks.get(task) != fenced:
+        if not self._on:
+            return
+        if self._tasks.get(task) != fenced:
             self._tasks[task] = fenced
             await self._tell()
+        else:
+            # It may just be written.
+            async with self._turn:
+                pass
 
     async def _tell(self) -> None:
         if problem := await self._write():

@@ -170,6 +170,7 @@ class TaskRegistry:
 
     def _supervise(self, supervisor: TaskSupervisor, work: Callable[[], Awaitable[None]]) -> None:
         self._supervisors[supervisor.task] = supervisor
+        supervisor.before_record = partial(self._fence.follow, supervisor.task)
 
         async def kept() -> None:
             try:

@@ -23,6 +23,7 @@ FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
 
 _CLONE_NEWNS = 0x20000
+_CLONE_NEWIPC = 0x8000000
 _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_NOEXEC = 8
@@ -133,9 +134,18 @@ def own_mounts() -> None:
     _mount(None, "/", _MS_REC | _MS_SLAVE)
 
 
-def join_mounts(namespace: int) -> None:
-    """Move the calling process to a mount namespace, and to its root. Raises OSError."""
-    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)))
+def own_ipc() -> None:
+    """Give the calling process an IPC namespace of its own: System V memory, semaphores and
+    queues, and POSIX message queues. All of them end with its last process. Raises OSError.
+    """
+    _check(_libc.unshare(ctypes.c_int(_CLONE_NEWIPC)))
+
+
+def join(namespace: int) -> None:
+    """Move the calling process to a namespace; to a mount namespace with its root. Raises
+    OSError.
+    """
+    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)))
 
 
 def bind(source: str | int, target: str) -> None:

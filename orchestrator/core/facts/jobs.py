@@ -40,7 +40,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
-from orchestrator.core.facts.members import MemberAdded, TermsStored
+from orchestrator.core.facts.members import OfMembers
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
@@ -476,8 +476,7 @@ OfTask = (
     | TaskJoined
     | TaskLeft
     | TaskCheckpointed
-    | MemberAdded
-    | TermsStored
+    | OfMembers
 )
 Fact = (
     of_cluster.OfCluster
