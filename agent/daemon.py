@@ -75,6 +75,7 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
+from agent.shims.apart import check_hiding, not_apart
 from agent.shims.backend import Shims, by_units, options_of, restricted, unenforced_limits
 from agent.shims.forked import ForkServer
 from agent.shims.limits import TaskLimits
@@ -247,12 +248,18 @@ class Agent:
                 await self._job_user.look()
                 await self._inbox.settled()
                 owner.spawn_monitor(fabric.run, name="fabric")
-                owner.spawn_monitor(self._job_user.run, name="job_user")
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
-                monitors = {"gpus": gpus.run, "idle": self._idle.run, "hangs": hangs.run}
-                for name, run in {**monitors, "certificate": self._renewal.run}.items():
+                monitors = {
+                    "job_user": self._job_user.run,
+                    "gpus": gpus.run,
+                    "idle": self._idle.run,
+                    "hangs": hangs.run,
+                    "certificate": self._renewal.run,
+                    "fence": self._fence.watch,
+                }
+                for name, run in monitors.items():
                     owner.spawn_monitor(run, name=name)
                 owner.spawn(self._link.run(), name="link", eternal=True)
                 _log.info("serving", node=identity.node, coordinator=config.coordinator)
@@ -401,7 +408,9 @@ async def serve(
             check_hooks(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
-            inventory = structs.replace(inventory, unenforced=unenforced_limits(config))
+            await asyncio.to_thread(check_hiding, config)
+            apart = await asyncio.to_thread(not_apart, config)
+            inventory = structs.replace(inventory, unenforced=unenforced_limits(config) | apart)
             clock = SystemClock()
             agent = Agent(config, identity, inventory, owners, clock, network, own or {})
             with contextlib.closing(agent.vouches):

@@ -11,23 +11,23 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Never
 
 import structlog
 
 from agent.core.record import TaskRecord
+from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import FileError
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
 from muster.protocol.link.terms import Terms
 
-NFT: Final = "nft"
-_WAIT_S: Final = 10.0
+LOOK_S: Final = 60.0
+"""Seconds between two checks that the table is there."""
+_MARK: Final = 'comment "task '
 # Only the beginning of a connection: the rest belongs to one that was let in.
 _NEW: Final = "tcp flags & (syn | ack) == syn"
 _log = structlog.get_logger("agent.gang.fence")
@@ -108,7 +108,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
         for chain, rules in (("input", _into), ("output", _out_of)):
             lines += [f"chain {chain} {{", f"type filter hook {chain} priority -5; policy accept;"]
             for task, fenced in tasks.items():
-                lines += [f'{rule} comment "task {task}"' for rule in rules(fenced)]
+                lines += [f'{rule} {_MARK}{task}"' for rule in rules(fenced)]
             lines.append("}")
         lines.append("}")
     return "\n".join([*lines, ""])
@@ -211,24 +211,29 @@ class Fence:
     async def _write(self) -> str:
         """Write the table; returns why that is impossible, or ""."""
         async with self._turn:
-            return await asyncio.to_thread(_run, ruleset(self._table, self._tasks))
+            return await asyncio.to_thread(run_nft, "-f", "-", text=self._ruleset())
 
+    def _ruleset(self) -> str:
+        return ruleset(self._table, self._tasks)
 
-def _run(text: str) -> str:
-    program = shutil.which(NFT, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if program is None:
-        return f"there is no {NFT} on this node"
-    done = None
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [program, "-f", "-"],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_WAIT_S,
-            env={},
+    async def watch(self) -> Never:
+        """Restore the table if somebody else has changed or removed it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Restore the table if it lacks rules."""
+        if not (self._on and self._tasks):
+            return
+        async with self._turn:
+            arguments = ("list", "table", "inet", self._table)
+            found, why = await asyncio.to_thread(ask_nft, *arguments)
+        if found.count(_MARK) == self._ruleset().count(_MARK):
+            return
+        problem = await self._write()
+        _log.warning(
+            "fence_was_gone",
+            why=why or "rules were missing",
+            done=f"nothing: {problem}" if problem else "restored",
         )
-    if done is None:
-        return f"{program} does not answer"
-    return "" if done.returncode == 0 else " ".join(done.stderr.split())[:300]

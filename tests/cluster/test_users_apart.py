@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.gang.fence import NFT
+from agent.shims.apart import NFT
 from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.protocol.states import ENDED_STATES

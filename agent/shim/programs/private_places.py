@@ -22,8 +22,6 @@ _IN_MEMORY = "/dev/shm"  # noqa: S108  a mount point
 _QUEUES = "/dev/mqueue"
 # As the kernel's default for the machine's own.
 _SHM = "mode=1777,size=50%"
-# Processes of others are not listed. Members of group 0 still see them.
-_HIDDEN = "hidepid=2"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -43,7 +41,7 @@ def make(
     if places.hide:
         # First, so that a link of the job to /proc leads to this one.
         yield "/proc"
-        syscalls.mount_new("proc", "/proc", _HIDDEN, runs_programs=False)
+        syscalls.mount_new("proc", "/proc", syscalls.HIDDEN, runs_programs=False)
     if places.folder:
         yield from _make_temporary(identity, places)
         yield "IPC namespace"

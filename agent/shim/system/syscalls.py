@@ -16,7 +16,16 @@ PR_SET_NO_NEW_PRIVS = 38
 _PF_EXITING = 0x4
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
-_SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+SYS_KEYCTL = {
+    "x86_64": 250,
+    "i686": 288,
+    "aarch64": 219,
+    "armv7l": 311,
+    "ppc64le": 271,
+    "s390x": 280,
+    "riscv64": 219,
+    "loongarch64": 219,
+}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 # The highest possible descriptor.
 FD_MAX = 2**31 - 1
@@ -32,6 +41,9 @@ _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
 _MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
+
+# Processes of others are not listed. Members of group 0 still see them.
+HIDDEN = "hidepid=2"
 
 # The kernel allows 6 MiB for arguments and environment together.
 ENVIRONMENT_BYTES_MAX = 8 << 20
@@ -107,9 +119,10 @@ def own_keyring() -> None:
     """Give the calling process an empty session keyring. Raises OSError.
 
     Does nothing where the kernel has no keys (ENOSYS) or a container's filter forbids the call
-    (EPERM): its processes cannot use keys either.
+    (EPERM): its processes cannot use keys either. Nor on machines without a known number of the
+    call, which the agent reports.
     """
-    number = _SYS_KEYCTL.get(os.uname().machine)
+    number = SYS_KEYCTL.get(os.uname().machine)
     if number is None:
         return
     command, name = ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), ctypes.c_void_p(None)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.record import TaskRecord
-from agent.gang.fence import NFT, Fence, Fenced, in_gang, ruleset
+from agent.gang.fence import Fence, Fenced, in_gang, ruleset
+from agent.shims.apart import NFT
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
 from muster.protocol.link.terms import Terms
@@ -289,6 +290,29 @@ async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(program
     assert "ip saddr != { 10.0.0.1, 10.0.0.2 } drop" in program.read_text()
     await fence.follow(OTHER, TaskRecord("boot", "here", alone, grown))
     assert OTHER not in program.read_text()
+
+
+async def test_a_table_that_somebody_removed_is_restored(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=True)
+    await fence.lease(TASK, (20_001,), USER)
+    written = program.read_text()
+    listed = program.with_name("listed")
+    # As nft: `list` prints what is there, `-f` replaces it.
+    program.with_name(NFT).write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
+    )
+    for there, restored in ((written, False), ("", True), (written.replace("comment", ""), True)):
+        listed.write_text(there)
+        program.unlink(missing_ok=True)
+        await fence.look()
+        assert program.exists() is restored
+    assert program.read_text() == written
+    await fence.drop(TASK)
+    program.unlink()
+    await fence.look()
+    assert not program.exists()
 
 
 async def test_switched_off_it_removes_what_was_there(program: Path) -> None:

@@ -143,11 +143,12 @@ def test_a_node_that_waits_to_be_let_in_gets_its_plan_after_a_restart() -> None:
 
 
 def test_a_node_that_has_left_is_let_in_no_more() -> None:
-    cluster = elastic(1, free=1)
-    cluster.prepare(SECOND, addresses=("10.1.0.2",), peer_port=7079)
-    cluster.report(SECOND, TaskState.STARTED, prepared=prepared())
-    assert "10.1.0.2" in cluster.terms(FIRST).admits
-    loses(cluster, "n1", SECOND)
+    cluster = elastic(2, free=1)
+    cluster.prepare(THIRD, addresses=("10.1.0.3",), peer_port=7079)
+    cluster.report(THIRD, TaskState.STARTED, prepared=prepared())
+    assert "10.1.0.3" in cluster.terms(FIRST).admits
+    cluster.clean(THIRD)
+    assert not cluster.job(1).attempts[0].tasks[2].present
     assert cluster.terms(FIRST).admits == ("10.0.0.1",)
 
 
