@@ -19,6 +19,7 @@ from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
+from muster.protocol.text import PROLOG
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
@@ -186,7 +187,7 @@ class TaskArranged(TaskFact, durability=LAZY, reschedules=False):
     warnings: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        return "arranged"
+        return "; ".join(("arranged", *(it for it in self.warnings if it.startswith(PROLOG))))
 
 
 class AttemptStarted(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
