@@ -76,6 +76,7 @@ from agent.monitors.traffic.samplers import TrafficSamplers
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.gpus import use_of
 from agent.probe.network import NetworkProbe
+from agent.shims.apart import check_hiding, not_apart
 from agent.shims.backend import Shims, by_units, options_of, restricted, unenforced_limits
 from agent.shims.forked import ForkServer
 from agent.shims.limits import TaskLimits
@@ -249,16 +250,17 @@ class Agent:
                 await asyncio.gather(self._job_user.look(), self._interpreter.look())
                 await self._inbox.settled()
                 owner.spawn_monitor(fabric.run, name="fabric")
-                owner.spawn_monitor(self._job_user.run, name="job_user")
                 if fabric.devices():
                     owner.spawn_monitor(ports.run, name="ports")
                 owner.spawn(self._logs.run(), name="logs", eternal=True)
                 monitors = {
+                    "job_user": self._job_user.run,
                     "gpus": gpus.run,
                     "idle": self._idle.run,
                     "hangs": hangs.run,
                     "certificate": self._renewal.run,
                     "interpreter": self._interpreter.run,
+                    "fence": self._fence.watch,
                 }
                 for name, run in monitors.items():
                     owner.spawn_monitor(run, name=name)
@@ -409,7 +411,9 @@ async def serve(
             check_hooks(config)
             network = NetworkProbe(config.address, config.interface)
             identity, inventory = await asyncio.to_thread(identify, config, network)
-            inventory = structs.replace(inventory, unenforced=unenforced_limits(config))
+            await asyncio.to_thread(check_hiding, config)
+            apart = await asyncio.to_thread(not_apart, config)
+            inventory = structs.replace(inventory, unenforced=unenforced_limits(config) | apart)
             clock = SystemClock()
             agent = Agent(config, identity, inventory, owners, clock, network, own or {})
             with contextlib.closing(agent.vouches):

@@ -123,8 +123,9 @@ def _apply_held(
     | f.LogsKept,
 ) -> None:
     match fact:
-        case f.TaskDirsCreated(_, paths, ports, user):
+        case f.TaskDirsCreated(_, paths, ports, user, prolog):
             held.paths, held.ports, held.user = paths, ports, user
+            held.prolog = prolog
         case f.TaskChanged(_, changes, at):
             _merge(held, changes, at)
         case f.RecordKept(_, record):

@@ -71,13 +71,13 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             # Accounts are the site's choice, not a fault of the node.
             refusal = m.Refusal(code, text, node_fault=code != RefusalCode.USER_REFUSED)
             return Decision([f.TaskFailed(task, refusal)])
-        case s.TaskPlaced(task, paths, ports, interfaces, fabric, user):
+        case s.TaskPlaced(task, paths, ports, interfaces, fabric, user, prolog):
             # The interfaces get a fact of their own, because the task's report may never come.
             seen = _node_observed(state, m.NodeChanges(interfaces=interfaces), now)
             if task in state.tasks:
                 if fabric is not None:
                     seen.facts.append(f.TaskChanged(task, s.TaskChanges(fabric=fabric), now.mono))
-                seen.facts.append(f.TaskDirsCreated(task, paths, ports, user))
+                seen.facts.append(f.TaskDirsCreated(task, paths, ports, user, prolog))
             return seen
         case s.TaskObserved(task, changes):
             held = state.tasks.get(task)

@@ -98,6 +98,7 @@ class TaskDirsCreated(msgspec.Struct, frozen=True):
     paths: TaskPaths
     ports: tuple[int, ...]
     user: ShimUser | None = None
+    prolog: str = ""
 
 
 class TaskChanged(msgspec.Struct, frozen=True):

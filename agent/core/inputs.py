@@ -104,7 +104,8 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     """The directories of the task exist, and these ports were free.
 
     `interfaces` are the node's current ones; None if they were not read. `fabric` is None if
-    an observation of it follows. The job runs as `user`, None for the agent's own.
+    an observation of it follows. The job runs as `user`, None for the agent's own. `prolog` is the
+    last line that the site's prolog wrote.
     """
 
     task: TaskId
@@ -113,6 +114,7 @@ class TaskPlaced(msgspec.Struct, frozen=True):
     interfaces: tuple[Interface, ...] | None = None
     fabric: NodeFabric | None = NO_FABRIC
     user: ShimUser | None = None
+    prolog: str = ""
 
 
 class TaskChanges(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ class HeldTask:
     network: NetworkPhase = NetworkPhase.NONE
     denied: Refusal | None = None  # the network could not be arranged
     warnings: tuple[str, ...] = ()
+    prolog: str = ""  # the last line of the site's prolog
     started: bool = False  # the coordinator allows the start
     stop: StopTask | None = None
     forgotten: bool = False

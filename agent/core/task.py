@@ -35,6 +35,7 @@ from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
+from muster.protocol.text import PROLOG
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
     ShimPhase.NEW: frozenset(
@@ -173,7 +174,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         running_s=running_s,
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
-        warnings=held.warnings,
+        warnings=(*((f"{PROLOG}{held.prolog}",) if held.prolog else ()), *held.warnings),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         doomed=status.doomed,
         no_output=held.no_output,

@@ -11,21 +11,23 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Never
 
 import structlog
 
+from agent.core.record import TaskRecord
+from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import FileError
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.terms import Terms
 
-NFT: Final = "nft"
-_WAIT_S: Final = 10.0
+LOOK_S: Final = 60.0
+"""Seconds between two checks that the table is there."""
+_MARK: Final = 'comment "task '
 # Only the beginning of a connection: the rest belongs to one that was let in.
 _NEW: Final = "tcp flags & (syn | ack) == syn"
 _log = structlog.get_logger("agent.gang.fence")
@@ -36,7 +38,8 @@ class Fenced:
     """A task: the user of its job, the ports leased on this node, the gang's addresses (() until
     they are known), and addresses and port of its rendezvous (None on one node).
 
-    `grows`: nodes that nobody knows yet may join, so other machines are let in.
+    `grows`: nodes may join the gang. `open`: a coordinator of an earlier release does not say which
+    ones have, so other machines are let in.
     """
 
     uid: int
@@ -44,10 +47,15 @@ class Fenced:
     members: tuple[str, ...] = ()
     rendezvous: tuple[tuple[str, ...], int] | None = None
     grows: bool = False
+    open: bool = False
 
 
-def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
-    """The fence of a task whose gang is known. A gang of one node has no table of hosts."""
+def in_gang(fenced: Fenced, plan: ArrangeTask, terms: Terms | None = None) -> Fenced:
+    """The fence of a task whose gang is known, by the newest of its terms (None: the plan's). A
+    gang of one node has no table of hosts."""
+    newest = terms or plan.terms
+    admits = () if newest is None else _addresses(newest.admits)
+    fenced = replace(fenced, members=admits, open=fenced.grows and not admits)
     if not plan.hosts:
         return fenced
     members = [address for _, address in plan.hosts]
@@ -56,7 +64,7 @@ def in_gang(fenced: Fenced, plan: ArrangeTask) -> Fenced:
     launcher = _addresses([first, *plan.others.get(first, ())])
     port = plan.env.get("MASTER_PORT", "")
     rendezvous = (launcher, int(port)) if launcher and port.isdecimal() else None
-    return replace(fenced, members=_addresses(members), rendezvous=rendezvous)
+    return replace(fenced, members=admits or _addresses(members), rendezvous=rendezvous)
 
 
 def _addresses(found: Iterable[str]) -> tuple[str, ...]:
@@ -82,9 +90,14 @@ def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
         with contextlib.suppress(OSError):
             uid = user_of(folders.path(task)).uid
             fenced = Fenced(uid, manifest.ports, grows=manifest.prepare.grows)
-            plan = None if manifest.record is None else manifest.record.plan
-            found[task] = fenced if plan is None else in_gang(fenced, plan)
+            found[task] = _by_record(fenced, manifest.record)
     return found
+
+
+def _by_record(fenced: Fenced, record: TaskRecord | None) -> Fenced:
+    if record is None or record.plan is None:
+        return fenced
+    return in_gang(fenced, record.plan, record.terms)
 
 
 def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
@@ -95,7 +108,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
         for chain, rules in (("input", _into), ("output", _out_of)):
             lines += [f"chain {chain} {{", f"type filter hook {chain} priority -5; policy accept;"]
             for task, fenced in tasks.items():
-                lines += [f'{rule} comment "task {task}"' for rule in rules(fenced)]
+                lines += [f'{rule} {_MARK}{task}"' for rule in rules(fenced)]
             lines.append("}")
         lines.append("}")
     return "\n".join([*lines, ""])
@@ -104,7 +117,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
 def _into(fenced: Fenced) -> Iterator[str]:
     """From other machines only the gang. Until it is known, the ports look closed, so that agents
     of nodes that are early try again at once."""
-    if not fenced.ports or fenced.grows:
+    if not fenced.ports or fenced.open:
         return
     verdict = "drop" if fenced.members else "reject with tcp reset"
     to = f'iifname != "lo" tcp dport {_set(fenced.ports)} {_NEW}'
@@ -170,15 +183,26 @@ class Fence:
         if task in self._tasks:
             await self._put(task, in_gang(self._tasks[task], plan))
 
+    async def follow(self, task: TaskId, record: TaskRecord) -> None:
+        """Before this record is stored and reported: who comes in follows its plan and terms."""
+        if task in self._tasks:
+            await self._put(task, _by_record(self._tasks[task], record))
+
     async def drop(self, task: TaskId) -> None:
         """Remove the fence of a task."""
         if self._tasks.pop(task, None) is not None:
             await self._tell()
 
     async def _put(self, task: TaskId, fenced: Fenced) -> None:
-        if self._on and self._tasks.get(task) != fenced:
+        if not self._on:
+            return
+        if self._tasks.get(task) != fenced:
             self._tasks[task] = fenced
             await self._tell()
+        else:
+            # It may just be written.
+            async with self._turn:
+                pass
 
     async def _tell(self) -> None:
         if problem := await self._write():
@@ -187,24 +211,29 @@ class Fence:
     async def _write(self) -> str:
         """Write the table; returns why that is impossible, or ""."""
         async with self._turn:
-            return await asyncio.to_thread(_run, ruleset(self._table, self._tasks))
+            return await asyncio.to_thread(run_nft, "-f", "-", text=self._ruleset())
 
+    def _ruleset(self) -> str:
+        return ruleset(self._table, self._tasks)
 
-def _run(text: str) -> str:
-    program = shutil.which(NFT, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-    if program is None:
-        return f"there is no {NFT} on this node"
-    done = None
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            [program, "-f", "-"],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_WAIT_S,
-            env={},
+    async def watch(self) -> Never:
+        """Restore the table if somebody else has changed or removed it."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Restore the table if it lacks rules."""
+        if not (self._on and self._tasks):
+            return
+        async with self._turn:
+            arguments = ("list", "table", "inet", self._table)
+            found, why = await asyncio.to_thread(ask_nft, *arguments)
+        if found.count(_MARK) == self._ruleset().count(_MARK):
+            return
+        problem = await self._write()
+        _log.warning(
+            "fence_was_gone",
+            why=why or "rules were missing",
+            done=f"nothing: {problem}" if problem else "restored",
         )
-    if done is None:
-        return f"{program} does not answer"
-    return "" if done.returncode == 0 else " ".join(done.stderr.split())[:300]

@@ -52,12 +52,13 @@ class SiteHooks:
             self._changed.set()
         self._config = config
 
-    async def before(self, prepare: PrepareTask, uid: int) -> None:
-        """Run the prolog of a task that will run as `uid`. Raises PrologError."""
+    async def before(self, prepare: PrepareTask, uid: int) -> str:
+        """Run the prolog of a task that will run as `uid`, and return its last line. Raises
+        PrologError."""
         if self._config.prolog is None:
-            return
+            return ""
         try:
-            await self._run(self._config.prolog, _PROLOG, _of_task(prepare, uid))
+            return await self._run(self._config.prolog, _PROLOG, _of_task(prepare, uid))
         except HookError as error:
             raise PrologError(str(error)) from error
 
@@ -91,7 +92,7 @@ class SiteHooks:
         else:
             self._reported = "", 0.0
 
-    async def _run(self, path: Path, name: str, env: Mapping[str, str]) -> None:
+    async def _run(self, path: Path, name: str, env: Mapping[str, str]) -> str:
         own = {"MUSTER_HOOK": name, "MUSTER_NODE": self._config.node}
         try:
             line = await run_program(path, name, own | dict(env), self._config.hook_timeout_s)
@@ -99,6 +100,7 @@ class SiteHooks:
             _log.warning("hook_failed", hook=name, job=env.get("MUSTER_JOB_ID"), why=str(error))
             raise
         _log.debug("hook_ran", hook=name, job=env.get("MUSTER_JOB_ID"), line=line)
+        return line
 
 
 def check_hooks(config: AgentConfig) -> None:

@@ -57,6 +57,7 @@ class TaskAccounts:
                 why=f"all jobs run as {self.fixed.name} (run_as) and can read and end each other: "
                 f"set run_as to {SUBMITTER}, or single_team to true if that is meant",
             )
+        self._single_team = config.single_team
         self._uid_min = config.uid_min
         self._map = config.user_map
 
@@ -70,6 +71,14 @@ class TaskAccounts:
         FileError if the directory services do not answer.
         """
         if not self.submitters:
+            secret = prepare.git is not None and prepare.git.secret
+            if secret and self.fixed is not None and not self._single_team:
+                raise UserRefusedError(
+                    f"The job uses the secret {secret}, but all jobs on this node run as "
+                    f"{self.fixed.name} (`run_as`), so those of every user could read it; in the "
+                    f"agent's configuration, set `run_as: {SUBMITTER}`, or `single_team: true` if "
+                    "all users trust each other."
+                )
             return self.fixed
         name = self._map.get(prepare.user, prepare.user)
         if not name:

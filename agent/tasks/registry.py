@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from agent.code.fetch import CodeError, CodeFetcher
@@ -170,6 +171,7 @@ class TaskRegistry:
 
     def _supervise(self, supervisor: TaskSupervisor, work: Callable[[], Awaitable[None]]) -> None:
         self._supervisors[supervisor.task] = supervisor
+        supervisor.before_record = partial(self._fence.follow, supervisor.task)
 
         async def kept() -> None:
             try:
@@ -238,12 +240,12 @@ class TaskRegistry:
             job_owner = await self._owners.of(prepare)
             await preflight.look(prepare, self._folders.root, job_owner)
             uid = os.geteuid() if job_owner is None else job_owner.uid
-            await self._hooks.before(prepare, uid)
+            prolog = await self._hooks.before(prepare, uid)
             supervisor.epilog = partial(self._hooks.after, prepare, uid)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
             await self._fence.lease(task, placed.ports, uid, grows=prepare.grows)
-            self._post(placed)
+            self._post(msgspec.structs.replace(placed, prolog=prolog))
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)
             if placed.fabric is None:

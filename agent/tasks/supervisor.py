@@ -108,6 +108,7 @@ class TaskSupervisor:
         self._complaint = ""  # the last one that was logged
         self.epilog: Callable[[], Awaitable[None]] | None = None
         self._epilog_runs = asyncio.Lock()
+        self.before_record: Callable[[TaskRecord], Awaitable[None]] | None = None
 
     def order(self, order: ShimCommand) -> None:
         """Queue an order. If the shim has exited, the order is dropped."""
@@ -127,6 +128,8 @@ class TaskSupervisor:
             record = self._record
             if record is None or self._removal.is_set():
                 continue
+            if self.before_record is not None:
+                await self.before_record(record)
             try:
                 await asyncio.to_thread(self._store, record)
             except FileError as error:

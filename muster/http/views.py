@@ -313,7 +313,8 @@ class NodeView(msgspec.Struct, frozen=True):
     draining (jobs are still there) or drained. `faults` are jobs that failed because of it since
     its last resume and are not forgiven; the last of them, after `faults_before` others. `hardware`
     has its last events since then. `rdma` is the last reported RDMA equipment, None if unknown.
-    `unenforced` are the limits of jobs that are not enforced there, each with the reason.
+    `unenforced` are the limits of jobs, and what else keeps jobs apart, that are not enforced
+    there, each with the reason.
     `settings` are those that a coordinator may give, as they are in force.
     """
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
+
+PROLOG: Final = "prolog: "
+"""Begin of the entry of a task's `warnings` that has the last line of the site's prolog."""
 
 
 def count(number: int, noun: str) -> str:

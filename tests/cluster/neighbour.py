@@ -38,6 +38,10 @@ def tries(targets: dict[str, Any]) -> Iterator[tuple[str, Try]]:
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
         for mark in targets["marks"]:
             yield f"leftover in {place}", partial(found, f"{place}/*{mark}*")
+    for mark in targets["marks"]:
+        yield "message queue", partial(called, "mq_open", f"/{mark}.0".encode(), os.O_RDONLY)
+        for kind in ("shm", "msg", "sem"):
+            yield f"System V {kind}", partial(of_others, kind)
 
 
 def of_process(pid: int) -> dict[str, Try]:
@@ -91,6 +95,13 @@ def connect_to(path: str) -> None:
 def found(pattern: str) -> None:
     if not glob.glob(pattern):
         raise FileNotFoundError(errno.ENOENT, pattern)
+
+
+def of_others(kind: str) -> None:
+    with open(f"/proc/sysvipc/{kind}") as file:
+        names, *rows = map(str.split, file)
+    if not [row for row in rows if row[names.index("uid")] != str(os.getuid())]:
+        raise FileNotFoundError(errno.ENOENT, kind)
 
 
 def take_descriptor(pid: int) -> None:

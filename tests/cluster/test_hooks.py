@@ -18,7 +18,7 @@ class Hooked(LocalCluster):
     def program(self, name: str) -> str:
         path = self.root / name
         fault = self.root / f"{name}.fault"
-        path.write_text(f"#!/bin/sh\ncat {fault} 2>/dev/null && exit 1\nexit 0\n")
+        path.write_text(f"#!/bin/sh\ncat {fault} 2>/dev/null && exit 1\necho {name} is content\n")
         path.chmod(0o755)
         return str(path)
 
@@ -61,3 +61,12 @@ def test_a_failing_prolog_keeps_a_job_off_its_node_and_a_failing_epilog_drains(
     assert hooked.muster("node", "resume", "node-2").returncode == 0
     assert wait(hooked, submit(hooked, tmp_path, run="true", placement=placed)) == 0
     assert hooked.client().node("node-2").drain is None
+
+
+def test_the_last_line_of_a_prolog_is_in_the_jobs_timeline(hooked: Hooked, tmp_path: Path) -> None:
+    (hooked.root / "prolog.fault").unlink(missing_ok=True)
+    job = submit(hooked, tmp_path, run="true", placement={"include": ["node-1"]})
+    assert wait(hooked, job) == 0
+    assert "arranged; prolog: prolog is content" in hooked.muster("events", job).stdout
+    shown = hooked.muster("show", job).stdout
+    assert "  node-1: prolog: prolog is content" in shown.splitlines()

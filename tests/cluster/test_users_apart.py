@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.gang.fence import NFT
+from agent.shims.apart import NFT
 from examples.rig.machine import Machine
 from examples.rig.rig import missing
 from muster.protocol.states import ENDED_STATES
@@ -211,10 +211,21 @@ def test_a_node_joins_an_elastic_gang_behind_its_fence(team: Team, tmp_path: Pat
     job = team.train("ann", tmp_path / "ann", nodes="1..2", resources={"gpu": 1})
     until(lambda: bool(ranks(first, job)), "the first node begins alone", PATIENCE_S)
     assert not ranks(second, job)
+    # Neither the node that may join nor a third machine comes in. The launcher's node does.
+    third = team.rig.add("other")
+    # torchrun gives its ranks another port, which it chooses itself.
+    store = (first.address, int(ranks(first, job)[0].environ["MUSTER_MASTER_PORT"]))
+    assert connects(first, UIDS["ann"], store)
+    for machine in (second, third):
+        assert not connects(machine, 0, store, patience_s=3.0)
     (inside(second, f"{HOMES}/bob") / "over").touch()
     assert team.muster("wait", "--timeout", "240s", holder, check=False).returncode == 0
     # Its torchrun has ranks only once it has met the other in the store.
     until(lambda: bool(ranks(second, job)), "the second node has joined", PATIENCE_S)
+    table = first.exec(NFT, "list", "ruleset").stdout
+    assert f"ip saddr != {{ {first.address}, {second.address} }}" in table, table
+    assert connects(second, UIDS["ann"], store)
+    assert not connects(third, 0, store, patience_s=3.0)
     # Either may be rank 0, which looks for this file.
     (inside(second, f"{HOMES}/ann") / "over").touch()
     assert team.end("ann", job) == 0

@@ -18,6 +18,7 @@ from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
 from agent.probe.interpreter import NoTorch, UnknownError, look_for_torch
+from agent.shims.apart import not_apart
 from agent.shims.backend import may_use_units, why_devices_are_open
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
@@ -78,6 +79,7 @@ def asked_by(
         hosts_file=config.hosts.file,
         processes_max=config.processes_max,
         open_devices=why_devices_are_open(units=may_use_units(config)) if live else "",
+        not_apart=not_apart(config) if live and not agent else {},
         single_team=config.single_team,
         no_torch=_no_torch(config) if live and not agent else None,
         certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",

@@ -13,6 +13,7 @@ from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.user_access import JobUser
+from agent.shims.apart import FENCE, HIDDEN, KEYRINGS
 from agent.shims.limits import DEVICES, LIMITED, unenforced
 from muster.fabric.model import (
     ETHERNET,
@@ -75,6 +76,20 @@ _EFFECTS: Final = {
     LIMITED["pids"]: "a fork bomb of a job may take every process and thread of the node, whatever "
     "processes_max is",
     DEVICES: "a job on a part of the node may open the GPUs of the others",
+}
+_APART: Final = {
+    FENCE: (
+        "who reaches the rendezvous of a gang, from this node or another, can take part",
+        "install nftables, and set `fence` to true",
+    ),
+    HIDDEN: (
+        "jobs see the processes of other users",
+        "upgrade the kernel to Linux 5.8, or set `hide_processes` to false",
+    ),
+    KEYRINGS: (
+        "jobs share the session keyring of the agent",
+        "tell the makers of Muster about this machine",
+    ),
 }
 _TO_CGROUPS: Final = (
     "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1 and no cgroup_disable=); in a "
@@ -150,6 +165,13 @@ def of_limits(
         effect, fix = _EFFECTS[what], _TO_UNITS if what == DEVICES else _TO_CGROUPS
         text = f"limits of jobs for {what}: not enforced here: {why}, and {effect}"
         yield (warning if severe else info)(text, fix)
+
+
+def of_apart(found: Mapping[str, str]) -> Iterator[FabricProblem]:
+    """What does not keep jobs apart, with the reasons."""
+    for what, why in found.items():
+        effect, fix = _APART[what]
+        yield info(f"{what}: not enforced here: {why}, and {effect}", fix)
 
 
 def of_users(shared: str, *, single_team: bool) -> Iterator[FabricProblem]:

@@ -52,7 +52,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a probe besides its root. `settings` are the operator's for NCCL; `user` runs the
     jobs and `python` is their interpreter; `nccl` is a version; `network` is a pinned interface or
     address; `agent`: this process is the agent itself, whose directory is `state_dir`;
-    `open_devices` is why the devices of tasks are not limited.
+    `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
+    jobs apart, with the reasons.
     """
 
     rules: Rules = Rules()
@@ -67,6 +68,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     hosts_file: Path = Path("/etc/hosts")
     processes_max: int | None = None
     open_devices: str = ""
+    not_apart: dict[str, str] = {}
     single_team: bool = False
     no_torch: NoTorch | None = None
     certificate_ends: str = ""
@@ -144,6 +146,7 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
+    found += host_problems.of_apart(asked.not_apart)
     if asked.certificate_ends:
         found.append(problems.warning(asked.certificate_ends, _RENEW))
     found += _of_interpreter(asked, live=tree.live)

@@ -204,7 +204,7 @@ class Preparation:
             self.identity,
             cwd,
             self._command.no_new_privileges,
-            self._children.namespace,
+            self._children.namespaces,
             answered,
             programs,
             path,
@@ -255,9 +255,9 @@ class Preparation:
                 return
             try:
                 # No program of the job runs yet that could have put another in its place.
-                self._children.share(child)
+                self._children.share(child, ipc=places is not None and bool(places.folder))
             except OSError as error:
-                text = f"The mount namespace of the task cannot be kept: {error.strerror}."
+                text = f"The namespaces of the task cannot be kept: {error.strerror}."
                 self._refuse(RefusalCode.SPAWN_FAILED, text)
                 return
             self._in_place(child)

@@ -1,7 +1,7 @@
-"""The mount namespace of a task: its own hosts file, /tmp, /var/tmp, /dev/shm, and view of /proc.
+"""The namespaces of a task: its own hosts file, /tmp, /var/tmp, /dev/shm, IPC, and view of /proc.
 
-Root makes it before any program of the job runs. All processes of the task share it, so ranks share
-/dev/shm. It ends with the task.
+Root makes them before any program of the job runs. All processes of the task share them, so ranks
+share /dev/shm and shared memory of System V. They end with the task.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
 
 _ON_DISK = ("/tmp", "/var/tmp")  # noqa: S108  mount points
 _IN_MEMORY = "/dev/shm"  # noqa: S108  a mount point
+_QUEUES = "/dev/mqueue"
 # As the kernel's default for the machine's own.
 _SHM = "mode=1777,size=50%"
-# Processes of others are not listed. Members of group 0 still see them.
-_HIDDEN = "hidepid=2"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def make(
     identity: Credentials, hosts: ShimHosts | None, places: ShimPlaces | None
 ) -> Iterator[str]:
-    """Give this process its own mount namespace. Yields each path before it is mounted over.
-    Raises OSError.
+    """Give this process its own mount namespace, and with private places its own IPC namespace.
+    Yields each path before it is mounted over. Raises OSError.
     """
     yield "mount namespace"
     syscalls.own_mounts()
@@ -42,9 +41,15 @@ def make(
     if places.hide:
         # First, so that a link of the job to /proc leads to this one.
         yield "/proc"
-        syscalls.mount_new("proc", "/proc", _HIDDEN, runs_programs=False)
+        syscalls.mount_new("proc", "/proc", syscalls.HIDDEN, runs_programs=False)
     if places.folder:
         yield from _make_temporary(identity, places)
+        yield "IPC namespace"
+        syscalls.own_ipc()
+        if os.path.isdir(_QUEUES):
+            # The mount of the machine shows the queues of the machine.
+            yield _QUEUES
+            syscalls.mount_new("mqueue", _QUEUES, "", runs_programs=False)
 
 
 def _make_temporary(identity: Credentials, places: ShimPlaces) -> Iterator[str]:

@@ -118,7 +118,7 @@ class Runner:
     def go_apart(
         self, identity: Credentials, hosts: ShimHosts | None, places: ShimPlaces | None
     ) -> None:
-        """Order: make the mount namespace of the task, with its hosts file and places."""
+        """Order: make the namespaces of the task, with its hosts file and places."""
         order: dict[str, object] = {
             "identity": _fields(identity),
             "hosts": None if hosts is None else vars(hosts),
@@ -131,11 +131,11 @@ class Runner:
         identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
-        namespace: int | None = None,
+        namespaces: Sequence[int] = (),
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
-        """Order: join the mount namespace, take on the user and enter the folder. One of
+        """Order: join the task's namespaces, take on the user and enter the folder. One of
         `programs`, if there are any, has to be executable there; bare names are looked up in
         `path`.
         """
@@ -146,7 +146,7 @@ class Runner:
             "programs": list(programs),
             "path": path,
         }
-        self._send({"do": "enter", **order}, [] if namespace is None else [namespace])
+        self._send({"do": "enter", **order}, namespaces)
 
     def become(self, program: Program) -> None:
         """Order: exec `program`."""
@@ -301,9 +301,9 @@ class _Orders:
 
     def _enter(self, order: dict[str, object], fds: list[int]) -> None:
         identity = Credentials(**order["identity"])  # type: ignore[arg-type]
-        self._stage, self._path = "apart", "mount namespace"
+        self._stage, self._path = "apart", "namespaces"
         for namespace in fds:
-            syscalls.join_mounts(namespace)
+            syscalls.join(namespace)
         self._stage, self._path = "user", identity.name
         take_on(identity, order["no_new_privileges"] is True)
         self._stage, self._path = "folder", str(order["cwd"])

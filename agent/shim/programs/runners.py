@@ -57,14 +57,14 @@ class RunnerProcess:
         identity: Credentials,
         cwd: str,
         no_new_privileges: bool,
-        namespace: int | None,
+        namespaces: Sequence[int],
         on_report: OnReport,
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
         """As Runner.enter."""
         self._waiting.append(on_report)
-        self._runner.enter(identity, cwd, no_new_privileges, namespace, programs, path)
+        self._runner.enter(identity, cwd, no_new_privileges, namespaces, programs, path)
 
     def become(self, program: Program, on_report: OnReport) -> None:
         """As Runner.become."""
@@ -120,8 +120,8 @@ class Runners:
         self._cgroup = cgroup
         self._orphan_ended = orphan_ended
         self._children: dict[int, RunnerProcess] = {}
-        # The mount namespace of the task, if it has one.
-        self.namespace: int | None = None
+        # The mount namespace of the task, and its IPC namespace, if it has them.
+        self.namespaces: list[int] = []
         self._spare = None if runner is None else self._keep(runner)
 
     def take(self) -> RunnerProcess:
@@ -160,12 +160,14 @@ class Runners:
         """
         for child in (*self._children.values(), *filter(None, [self._spare])):
             child.close()
-        if self.namespace is not None:
-            os.close(self.namespace)
+        for namespace in self.namespaces:
+            os.close(namespace)
 
-    def share(self, child: RunnerProcess) -> None:
-        """Keep the mount namespace of a runner for later ones. Raises OSError."""
-        self.namespace = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    def share(self, child: RunnerProcess, ipc: bool) -> None:
+        """Keep the namespaces of a runner for later ones. Raises OSError."""
+        for name in ("mnt", "ipc") if ipc else ("mnt",):
+            path = f"/proc/{child.pid}/ns/{name}"
+            self.namespaces.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def _keep(self, runner: Runner) -> RunnerProcess:
         child = self._children[runner.pid] = RunnerProcess(runner, self._loop)

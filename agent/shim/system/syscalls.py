@@ -17,13 +17,23 @@ PR_SET_NO_NEW_PRIVS = 38
 _PF_EXITING = 0x4
 _SYS_CLONE3 = 435
 _SYS_CLOSE_RANGE = 436
-_SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
+SYS_KEYCTL = {
+    "x86_64": 250,
+    "i686": 288,
+    "aarch64": 219,
+    "armv7l": 311,
+    "ppc64le": 271,
+    "s390x": 280,
+    "riscv64": 219,
+    "loongarch64": 219,
+}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 # The highest possible descriptor.
 FD_MAX = 2**31 - 1
 _CLONE_INTO_CGROUP = 0x200000000
 
 _CLONE_NEWNS = 0x20000
+_CLONE_NEWIPC = 0x8000000
 _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_NOEXEC = 8
@@ -32,6 +42,9 @@ _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
 _MS_SLAVE = 1 << 19
 _MNT_DETACH = 2
+
+# Processes of others are not listed. Members of group 0 still see them.
+HIDDEN = "hidepid=2"
 
 # The kernel allows 6 MiB for arguments and environment together.
 ENVIRONMENT_BYTES_MAX = 8 << 20
@@ -109,9 +122,10 @@ def own_keyring() -> None:
     """Give the calling process an empty session keyring. Raises OSError.
 
     Does nothing where the kernel has no keys (ENOSYS) or a container's filter forbids the call
-    (EPERM): its processes cannot use keys either.
+    (EPERM): its processes cannot use keys either. Nor on machines without a known number of the
+    call, which the agent reports.
     """
-    number = _SYS_KEYCTL.get(os.uname().machine)
+    number = SYS_KEYCTL.get(os.uname().machine)
     if number is None:
         return
     command, name = ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), ctypes.c_void_p(None)
@@ -136,9 +150,18 @@ def own_mounts() -> None:
     _mount(None, "/", _MS_REC | _MS_SLAVE)
 
 
-def join_mounts(namespace: int) -> None:
-    """Move the calling process to a mount namespace, and to its root. Raises OSError."""
-    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)))
+def own_ipc() -> None:
+    """Give the calling process an IPC namespace of its own: System V memory, semaphores and
+    queues, and POSIX message queues. All of them end with its last process. Raises OSError.
+    """
+    _check(_libc.unshare(ctypes.c_int(_CLONE_NEWIPC)))
+
+
+def join(namespace: int) -> None:
+    """Move the calling process to a namespace; to a mount namespace with its root. Raises
+    OSError.
+    """
+    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)))
 
 
 def bind(source: str | int, target: str) -> None:

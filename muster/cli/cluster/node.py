@@ -43,6 +43,9 @@ _GPUS = (
 )
 
 
+# As in agent/shims/apart.py.
+_APART = frozenset({"fence", "hidden processes", "keyrings"})
+
 _SETTINGS = (
     Column("SETTING"),
     Column("VALUE", elastic=True, wraps=True),
@@ -115,7 +118,8 @@ def _facts(view: NodeView) -> list[tuple[str, str]]:
     if view.rdma is not None:
         facts.append(("RDMA", _rdma(view.rdma)))
     facts += [
-        ("limits", f"{what}: not enforced here: {why}") for what, why in view.unenforced.items()
+        ("apart" if what in _APART else "limits", f"{what}: not enforced here: {why}")
+        for what, why in view.unenforced.items()
     ]
     if view.python:
         facts.append(("python", view.python))

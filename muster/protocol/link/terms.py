@@ -21,7 +21,8 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     The node ends its ranks `limit_s` after the start of the program, and sends them `warn_signal`
     after `warn_s`. `members` are the present tasks of a gang whose agents vouch for each other,
-    including this one.
+    including this one. `admits`, on the launcher's node of an elastic gang, are the addresses of
+    its present nodes, which may connect to the leased ports.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     warn_s: float | None = None
     warn_signal: str = ""
     members: tuple[Member, ...] = ()
+    admits: tuple[str, ...] = ()
 
 
 class ChangeTerms(msgspec.Struct, frozen=True, tag="terms"):

@@ -17,7 +17,7 @@ from orchestrator.core.facts.enrolment import EnrolmentFact
 from orchestrator.core.facts.hangs import HangFact
 from orchestrator.core.facts.idle import IdleFact
 from orchestrator.core.facts.links import LinkFact
-from orchestrator.core.facts.members import MemberAdded, TermsStored
+from orchestrator.core.facts.members import MemberAdded, NodeAdmitted, OfMembers, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.people import PeopleFact
 from orchestrator.core.facts.queue import PromiseFact
@@ -185,7 +185,7 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             apply_checkpoint(attempt, task, fact, at)
         case f.TaskLeft():
             _leave(job, attempt, task, fact, at)
-        case MemberAdded() | TermsStored():
+        case MemberAdded() | NodeAdmitted() | TermsStored():
             _change_terms(job, attempt, task, fact)
         case _:
             assert_never(fact)
@@ -195,8 +195,11 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
         _release(state, attempt, task)
 
 
-def _change_terms(job: Job, attempt: Attempt, task: Task, fact: MemberAdded | TermsStored) -> None:
+def _change_terms(job: Job, attempt: Attempt, task: Task, fact: OfMembers) -> None:
     match fact:
+        case NodeAdmitted():
+            attempt.terms = job.next_terms(attempt)
+            task.admitted_from = attempt.terms
         case MemberAdded():
             attempt.terms = job.next_terms(attempt)
             task.member_from = attempt.terms
@@ -206,8 +209,8 @@ def _change_terms(job: Job, attempt: Attempt, task: Task, fact: MemberAdded | Te
 
 def _leave(job: Job, attempt: Attempt, task: Task, fact: f.TaskLeft, at: float) -> None:
     task.left, task.left_force = fact.reason, fact.force
+    attempt.terms = job.next_terms(attempt)
     if attempt.vouch_key:
-        attempt.terms = job.next_terms(attempt)
         task.member_until = attempt.terms
     here = len(attempt.present)
     nodes = "1 node goes" if here == 1 else f"{here} nodes go"

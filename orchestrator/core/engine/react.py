@@ -23,7 +23,7 @@ from orchestrator.core.facts import service as sf
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.base import AttemptFact, Inert, TaskFact
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.facts.members import MemberAdded, TermsStored
+from orchestrator.core.facts.members import MemberAdded, NodeAdmitted, TermsStored
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.gangs.commands import (
     commands_for_reported_task,
@@ -80,12 +80,13 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
             attempt = job.attempt(number)
             task = attempt.tasks[rank]
             return Decision([], send_desired(state, job, attempt, task, None, limits))
-        case MemberAdded(job_id):
+        case MemberAdded(job_id) | NodeAdmitted(job_id):
             return Decision([], send_terms(state, state.jobs[job_id]))
         case TermsStored():
             # A task that has left may be over once another node has confirmed that.
             name = task_id(fact.job, fact.attempt, fact.rank)
-            return Decision([], _silent_timers(state, name, now, limits))
+            let_in = _let_in(state, fact, limits)
+            return Decision([], [*_silent_timers(state, name, now, limits), *let_in])
         case f.TaskCheckpointed():
             return Decision(leaves_after_checkpoint(state, fact))
         case TaskFact():
@@ -167,6 +168,18 @@ def _silent_timers(state: State, task: TaskId, now: Instant, limits: Limits) -> 
     silent = [] if attempt is None else silent_tasks(state, attempt)
     nodes = [state.nodes[task.node] for task in silent]
     return [it for node in nodes for it in silent_timer(state, node, now, limits)]
+
+
+def _let_in(state: State, fact: TermsStored, limits: Limits) -> list[a.Effect]:
+    """Send their plans to joining tasks that the launcher's node lets in by now."""
+    job = state.jobs[fact.job]
+    attempt = job.attempt(fact.attempt)
+    if fact.rank != 0 or attempt.phase is not AttemptPhase.RUNNING:
+        return []
+    waiting = [it for it in attempt.present if it.joined and it.state is TaskState.PREPARED]
+    return [
+        it for task in waiting for it in send_desired(state, job, attempt, task, task.state, limits)
+    ]
 
 
 def _synced(

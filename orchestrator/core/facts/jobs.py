@@ -19,6 +19,7 @@ from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.traffic import FabricReport
 from muster.protocol.outcome import Cause, ExitStatus
 from muster.protocol.refusal_codes import headline
+from muster.protocol.text import PROLOG
 from muster.spec.model import JobSpec
 from muster.spec.serialize import nodes_text
 from muster.spec.units import duration_text
@@ -40,7 +41,7 @@ from orchestrator.core.facts.base import (
     JobFact,
     TaskFact,
 )
-from orchestrator.core.facts.members import MemberAdded, TermsStored
+from orchestrator.core.facts.members import OfMembers
 from orchestrator.core.facts.observations import TaskObserved
 from orchestrator.core.facts.service import HardwareNoted, OfService
 from orchestrator.core.model.fabric_plan import FabricPlan
@@ -186,7 +187,7 @@ class TaskArranged(TaskFact, durability=LAZY, reschedules=False):
     warnings: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        return "arranged"
+        return "; ".join(("arranged", *(it for it in self.warnings if it.startswith(PROLOG))))
 
 
 class AttemptStarted(AttemptFact, durability=SYNC, reschedules=False, milestone=True):
@@ -476,8 +477,7 @@ OfTask = (
     | TaskJoined
     | TaskLeft
     | TaskCheckpointed
-    | MemberAdded
-    | TermsStored
+    | OfMembers
 )
 Fact = (
     of_cluster.OfCluster

@@ -23,7 +23,7 @@ from muster.protocol.link.terms import ChangeTerms
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import effects as a
 from orchestrator.core.gangs.launch import Gang, arrange_command, gang_of, prepare_command
-from orchestrator.core.gangs.terms import members_of, terms_of
+from orchestrator.core.gangs.terms import is_admitted, members_of, terms_of
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import ends_by_itself, grace_now_s, is_forced
 from orchestrator.core.model.limits import Limits
@@ -191,7 +191,7 @@ def may_start(job: Job, attempt: Attempt, task: Task) -> bool:
 def _arrange(
     job: Job, attempt: Attempt, task: Task, on_node: TaskState | None, gang: Gang | None
 ) -> list[Command]:
-    if on_node is not TaskState.PREPARED:
+    if on_node is not TaskState.PREPARED or not is_admitted(attempt, task):
         return []
     return [arrange_command(job, attempt, task, gang or gang_of(job, attempt))]
 

@@ -50,6 +50,12 @@ def elsewhere(attempt: Attempt) -> dict[str, tuple[str, ...]]:
     }
 
 
+def addresses(attempt: Attempt) -> tuple[str, ...]:
+    """All addresses of the gang's present nodes, as its plans have them."""
+    known = elsewhere(attempt)
+    return tuple(dict.fromkeys(it for address, more in known.items() for it in (address, *more)))
+
+
 def _leads_to_one(address: str) -> bool:
     return usable_address(address) and not (
         (found := ipaddress.ip_address(address)).is_loopback or found.is_link_local

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hmac
 
+from msgspec.structs import replace
+
 from muster.protocol.ids import NodeName
 from muster.protocol.link.terms import Member, Terms
 from muster.protocol.states import TaskState
+from orchestrator.core.gangs.host_names import addresses
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import may_vouch
 from orchestrator.core.model.members import require_prepared
@@ -51,12 +54,15 @@ def terms_of(job: Job, attempt: Attempt, task: Task, members: tuple[Member, ...]
     limit_s, warn = job.spec.time_limit_s, job.spec.stop.warn
     if attempt.vouch_key and task.member_from is None:
         members = (*members, _member(attempt, task))
+    admits = addresses(attempt) if job.spec.elastic and task.rank == 0 else ()
+    terms = Terms(attempt.terms, members=members, admits=admits)
     if limit_s is None:
-        return Terms(attempt.terms, members=members)
+        return terms
     rest_s = max(0.0, limit_s - task.joined_after_s)
     if warn is None:
-        return Terms(attempt.terms, rest_s, members=members)
-    return Terms(attempt.terms, rest_s, warn_after_s(job, task), warn.signal, members)
+        return replace(terms, limit_s=rest_s)
+    warn_s = warn_after_s(job, task)
+    return replace(terms, limit_s=rest_s, warn_s=warn_s, warn_signal=warn.signal)
 
 
 def warn_after_s(job: Job, task: Task) -> float | None:
@@ -67,6 +73,14 @@ def warn_after_s(job: Job, task: Task) -> float | None:
     if limit_s is None or warn is None:
         return None
     return max(0.0, max(0.0, limit_s - task.joined_after_s) - warn.before_s)
+
+
+def is_admitted(attempt: Attempt, task: Task) -> bool:
+    """True if the launcher's node has confirmed that it lets in the node of a task that joins.
+
+    A task of an earlier release needs no admission: the launcher's node is open to all.
+    """
+    return task.admitted_from is None or attempt.tasks[0].terms >= task.admitted_from
 
 
 def nodes_without_terms(attempt: Attempt) -> tuple[NodeName, ...]:

@@ -20,7 +20,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import webhooks as nf
 from orchestrator.core.facts.decision import Decision
-from orchestrator.core.facts.members import MemberAdded
+from orchestrator.core.facts.members import MemberAdded, NodeAdmitted
 from orchestrator.core.failures.causes import launcher_ended
 from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import may_start, send_desired, send_terms, still_vouches
@@ -62,6 +62,9 @@ def task_moved(
             refused = refused_joiner(state, job, attempt, task) or misfit(job, attempt, task)
         if refused is not None:
             return Decision([refused])
+        if isinstance(fact, f.TaskPrepared) and task.present:
+            # It gets its plan once the launcher's node lets it in.
+            return Decision([NodeAdmitted(job.id, attempt.number, task.rank)])
         added = _added(attempt, task) if isinstance(fact, f.TaskStarted) else []
         return Decision(added, send_desired(state, job, attempt, task, task.state, limits))
     match fact:

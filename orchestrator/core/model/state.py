@@ -145,6 +145,7 @@ class Task:
     member_from: int | None = 1  # number of the first terms that name it; None: none yet
     member_until: int | None = None  # number of the first terms that name it no more
     joined: bool = False  # joined a running gang
+    admitted_from: int | None = None  # number of the first terms by which the launcher admits it
     joined_after_s: float = 0.0  # run time of the attempt at that moment
     endpoint: Endpoint | None = None  # of a task that joined
     cut_at: float | None = None  # when its node became unreachable

@@ -44,12 +44,13 @@ async def test_prolog_and_epilog_run_around_a_task_with_an_environment_from_noth
     tmp_path: Path, hook: Callable[..., str]
 ) -> None:
     out = tmp_path / "out"
-    said = f"env | grep -v -e ^PWD= -e ^_= -e ^SHLVL= | sort >> {out}; id -u >> {out}"
+    said = f"env | grep -v -e ^PWD= -e ^_= -e ^SHLVL= | sort >> {out}; id -u >> {out}; echo done"
     hooks = {name: hook(name, said) for name in ("prolog", "epilog")}
     async with joined(tmp_path, **hooks) as (_, _, session):
         script = f"echo MUSTER_HOOK=job >> {out}"
         await begin(session, "/bin/sh", "-c", script, user="ann")
-        await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        ended = await session.expect(TaskReport, is_in(TaskState.CLEANED))
+        assert ended.warnings == ("prolog: done",)
         # It ended before the node said that the task is over.
         about = [
             "MUSTER_ATTEMPT=1",

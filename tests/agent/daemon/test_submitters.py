@@ -16,6 +16,7 @@ import pytest
 from agent.config import SUBMITTER, AgentConfig
 from agent.taskdirs.task_accounts import TaskAccounts, UserRefusedError
 from muster.daemon.errors import FileError
+from muster.protocol.git_code import GitCode
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ForgetTask, StopTask, TaskReport
 from muster.protocol.link.log_channel import StreamId, StreamKind
@@ -232,6 +233,19 @@ def test_no_odd_name_is_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
     owners = TaskAccounts(AgentConfig(run_as=SUBMITTER))
     with pytest.raises(UserRefusedError, match="not the name of an account"):
         asyncio.run(owners.of(prepare(user=name)))
+
+
+@pytest.mark.parametrize("single_team", [False, True])
+def test_one_user_for_all_jobs_shares_a_secret_only_in_a_single_team(*, single_team: bool) -> None:
+    owners = TaskAccounts(AgentConfig(run_as="nobody", single_team=single_team))
+    plain = prepare(git=GitCode("https://host/code.git", "c" * 40))
+    assert asyncio.run(owners.of(plain)) == owners.fixed
+    private = prepare(git=GitCode("https://host/code.git", "c" * 40, secret="deploy"))
+    if single_team:
+        assert asyncio.run(owners.of(private)) == owners.fixed
+        return
+    with pytest.raises(UserRefusedError, match=r"secret deploy.*`single_team: true` if all users"):
+        asyncio.run(owners.of(private))
 
 
 def test_only_root_can_run_jobs_as_their_submitters(monkeypatch: pytest.MonkeyPatch) -> None:

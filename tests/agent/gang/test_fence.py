@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang.fence import NFT, Fence, Fenced, in_gang, ruleset
+from agent.core.record import TaskRecord
+from agent.gang.fence import Fence, Fenced, in_gang, ruleset
+from agent.shims.apart import NFT
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.terms import Terms
 
 TASK, OTHER = TaskId("7.1.0"), TaskId("8.1.0")
 USER = 47_111
@@ -49,7 +52,24 @@ def test_a_gang_without_a_port_comes_in_too() -> None:
     assert fenced.rendezvous is None
 
 
-def test_a_gang_that_grows_lets_in_other_machines() -> None:
+def admitting(number: int, *addresses: str) -> Terms:
+    return Terms(number, admits=addresses)
+
+
+def test_a_gang_that_grows_lets_in_the_nodes_of_its_newest_terms() -> None:
+    leased = Fenced(USER, (20_001,), grows=True)
+    alone = ArrangeTask(TASK, (), {}, (), "", terms=admitting(1, "10.0.0.1"))
+    known = in_gang(leased, alone)
+    assert known.members == ("10.0.0.1",)
+    grown = in_gang(known, alone, admitting(2, "10.0.0.1", "10.0.0.2", "fd00::2%eth0"))
+    assert grown.members == ("10.0.0.1", "10.0.0.2", "fd00::2")
+    text = ruleset("t", {TASK: grown})
+    assert "ip saddr != { 10.0.0.1, 10.0.0.2 } drop" in text
+    assert "ip6 saddr != { fd00::2 } drop" in text
+    assert in_gang(grown, alone, admitting(3, "10.0.0.1")) == known
+
+
+def test_a_gang_that_grows_is_open_if_its_coordinator_does_not_name_its_nodes() -> None:
     fenced = in_gang(Fenced(USER, (20_001,), grows=True), PLAN)
     text = ruleset("t", {TASK: fenced})
     assert "iifname" not in text
@@ -202,11 +222,19 @@ class TestWithAKernel:
         # Refused as by a closed port: the agent of a node that is early tries again at once.
         assert not machines.connects(2, "10.0.0.1", USER)
 
-    def test_other_machines_reach_a_gang_that_grows(self, machines: Machines) -> None:
-        machines.apply(1, ruleset("m", {TASK: Fenced(USER, (20_001,), grows=True)}))
-        assert machines.connects(1, "10.0.0.1", USER)
-        assert not machines.connects(1, "10.0.0.1", USER + 1)
-        assert machines.connects(2, "10.0.0.1", USER)
+    def test_a_node_that_has_joined_comes_in(self, machines: Machines) -> None:
+        leased = Fenced(USER, (20_001,), grows=True)
+        plan = ArrangeTask(TASK, (), {}, (), "", terms=admitting(1, "10.0.0.1"))
+        for terms, comes in (
+            (None, False),
+            (admitting(2, "10.0.0.1", "10.0.0.2"), True),
+            (admitting(3, "10.0.0.1"), False),
+        ):
+            machines.apply(1, ruleset("m", {TASK: in_gang(leased, plan, terms)}))
+            assert machines.connects(1, "10.0.0.1", USER)
+            assert not machines.connects(1, "10.0.0.1", USER + 1)
+            assert machines.connects(2, "10.0.0.1", USER, 20.0 if comes else 2.0) is comes
+            assert not machines.connects(3, "10.0.0.1", USER, 2.0)
 
     def test_a_second_address_of_the_launcher_is_no_way_in(self, machines: Machines) -> None:
         for number in (1, 2):
@@ -250,11 +278,41 @@ async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> N
     assert len(program.read_text().splitlines()) == 2
 
 
-async def test_a_gang_that_grows_is_leased_open(program: Path) -> None:
+async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(program: Path) -> None:
     fence = Fence("0123456789abcdef", on=True, must=True)
     await fence.lease(TASK, (20_001,), USER, grows=True)
-    assert "oifname" in program.read_text()
-    assert "iifname" not in program.read_text()
+    assert "meta nfproto ipv4 reject" in program.read_text()
+    alone = ArrangeTask(TASK, (), {}, (), "", terms=admitting(1, "10.0.0.1"))
+    await fence.follow(TASK, TaskRecord("boot", "here", alone, alone.terms))
+    assert "ip saddr != { 10.0.0.1 } drop" in program.read_text()
+    grown = admitting(2, "10.0.0.1", "10.0.0.2")
+    await fence.follow(TASK, TaskRecord("boot", "here", alone, grown))
+    assert "ip saddr != { 10.0.0.1, 10.0.0.2 } drop" in program.read_text()
+    await fence.follow(OTHER, TaskRecord("boot", "here", alone, grown))
+    assert OTHER not in program.read_text()
+
+
+async def test_a_table_that_somebody_removed_is_restored(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=True)
+    await fence.lease(TASK, (20_001,), USER)
+    written = program.read_text()
+    listed = program.with_name("listed")
+    # As nft: `list` prints what is there, `-f` replaces it.
+    program.with_name(NFT).write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
+    )
+    for there, restored in ((written, False), ("", True), (written.replace("comment", ""), True)):
+        listed.write_text(there)
+        program.unlink(missing_ok=True)
+        await fence.look()
+        assert program.exists() is restored
+    assert program.read_text() == written
+    await fence.drop(TASK)
+    program.unlink()
+    await fence.look()
+    assert not program.exists()
 
 
 async def test_switched_off_it_removes_what_was_there(program: Path) -> None:

@@ -48,3 +48,34 @@ def test_a_job_has_keys_of_its_own() -> None:
     if "no keys" in done.stderr:
         pytest.skip("a container may not use keys")
     assert done.stdout.splitlines() == ["[] True 1", "[] True 1", "[b'of-agent']"], done.stderr
+
+
+# A kernel, or a filter of system calls, that says yes and does nothing.
+IGNORED = """
+import os, sys
+from agent.shim.system.credentials import Credentials, take_on
+setattr(os, sys.argv[1], lambda *_: None)
+try:
+    take_on(Credentials("job", 47111, 47111, [47111], "/", "/bin/sh", become=True), False)
+except PermissionError as error:
+    print(error.strerror)
+else:
+    print("not noticed")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("setresuid", "the process did not become job"),
+        ("setresgid", "the process did not become job"),
+        ("setgroups", "the process did not get the groups of job"),
+        ("setuid", "the process could go back to root after becoming job"),
+    ],
+)
+def test_a_change_that_did_not_take_hold_ends_the_start(call: str, said: str) -> None:
+    argv = (sys.executable, "-c", IGNORED, call)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == said

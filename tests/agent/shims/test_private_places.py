@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import tempfile
@@ -260,3 +261,42 @@ def test_a_place_that_cannot_be_made_is_a_refusal_in_words(any_stage: Stage, fol
         assert "`private_tmp`" in status.refusal.text
 
     any_stage.play(story)
+
+
+SHARED = """
+import ctypes, os, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+name, rank = sys.argv[1].encode(), int(os.environ["RANK"])
+anew = 0o1000 | 0o666
+if rank == 0:
+    made = [libc.shmget(4711, 4096, anew), libc.msgget(4711, anew), libc.semget(4711, 1, anew)]
+    assert min(made) >= 0
+    assert libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o666, None) >= 0
+    open(f"/dev/shm{sys.argv[1]}", "w")
+else:
+    while not os.path.exists(f"/dev/shm{sys.argv[1]}"):
+        time.sleep(0.01)
+    print(libc.shmget(4711, 4096, 0) >= 0, libc.mq_open(name, os.O_RDWR) >= 0)
+"""
+
+
+def test_ranks_share_ipc_and_it_ends_with_the_job(any_stage: Stage, folder: Path) -> None:
+    name = f"/muster-{secrets.token_hex(8)}"
+
+    async def story(node: Node) -> None:
+        task = await node.task()
+        user = ShimUser("nobody")
+        status = await task.prepared(user=user, places=places(folder), launcher="none")
+        assert status.phase is ShimPhase.PREPARED, status.refusal
+        argv = ["/usr/bin/python3", "-c", SHARED, name]
+        await task.send(ShimStart(argv=argv, ranks=[{"RANK": "0"}, {"RANK": "1"}]))
+        ended = await task.ended()
+        said = {rank.rank: task.read(rank.stdout).decode() for rank in ended.ranks}
+        errors = [task.read(rank.stderr) for rank in ended.ranks]
+        assert said == {0: "", 1: "True True\n"}, errors
+
+    any_stage.play(story)
+    for kind in ("shm", "msg", "sem"):
+        heads, *rows = map(str.split, Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+        assert not [row for row in rows if row[heads.index("uid")] == str(NOBODY)]
+    assert ctypes.CDLL(None).mq_open(name.encode(), os.O_RDWR) < 0

@@ -101,11 +101,12 @@ def test_faults_that_are_not_shown_are_counted(run: Run, fake: FakeCoordinator) 
 
 
 def test_limits_that_are_not_enforced_are_shown(run: Run, fake: FakeCoordinator) -> None:
-    unenforced = {"memory": "the memory controller is missing"}
+    unenforced = {"memory": "the memory controller is missing", "fence": "there is no nft"}
     fake.script.nodes = (msgspec.structs.replace(NODE, unenforced=unenforced),)
     fake.put(job_view())
     lines = run("node", "show", "gpu-01").stdout.decode().splitlines()
     assert "  limits    memory: not enforced here: the memory controller is missing" in lines
+    assert "  apart     fence: not enforced here: there is no nft" in lines
 
 
 def test_an_unknown_node_is_refused_with_the_nearest(run: Run, fake: FakeCoordinator) -> None:

@@ -243,7 +243,14 @@ class Cluster:
         )
 
     def prepare(self, task: TaskId, **more: Any) -> Turn:
-        return self.report(task, TaskState.PREPARED, prepared=prepared(**more))
+        """A node is prepared. If it joins a gang, the launcher's node lets it in at once."""
+        done = self.report(task, TaskState.PREPARED, prepared=prepared(**more))
+        found = self.state.task(task)
+        assert found is not None
+        if not found.joined or not found.present:
+            return done
+        launcher = self.job(found.job).attempt(found.attempt).tasks[0]
+        return self.report(launcher.id, launcher.state, prepared=prepared())
 
     def rewire(self, name: str, interfaces: tuple[Interface, ...]) -> Turn:
         """A node says that its interfaces have changed."""

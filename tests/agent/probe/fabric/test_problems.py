@@ -14,6 +14,7 @@ from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import exit_code, summary
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.user_access import JobUser
+from agent.shims.apart import FENCE
 from agent.shims.limits import LIMITED
 from muster.fabric.model import UNLIMITED, Severity
 from tests.agent.probe.fabric.trees import (
@@ -557,3 +558,12 @@ def test_devices_that_nobody_closes_are_reported(node: Node) -> None:
         "run the agent as root under systemd",
     )
     assert "limits of jobs for devices: not enforced here: shims are forked" in found.what
+
+
+def test_what_does_not_keep_jobs_apart_is_reported(node: Node) -> None:
+    compute(node)
+    before = probe(node.root, ProbeOptions()).problems
+    asked = ProbeOptions(not_apart={FENCE: "there is no nft on this node"})
+    (said,) = [it for it in probe(node.root, asked).problems if it not in before]
+    assert said.what.startswith("fence: not enforced here: there is no nft on this node, and who")
+    assert "nftables" in said.fix

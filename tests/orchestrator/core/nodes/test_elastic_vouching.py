@@ -98,12 +98,58 @@ def test_a_task_that_joins_is_named_to_the_others_once_it_runs() -> None:
     cluster = elastic(1, free=1)
     cluster.prepare(SECOND, peer_port=7079)
     cluster.report(SECOND, TaskState.ARRANGED, prepared=prepared())
-    assert sent(cluster, "n0") == [(1, [FIRST])]
-    assert sent(cluster, "n1") == [(1, [FIRST, SECOND])]
+    assert sent(cluster, "n0") == [(1, [FIRST]), (2, [FIRST])]
+    assert sent(cluster, "n1") == [(2, [FIRST, SECOND])]
     cluster.report(SECOND, TaskState.STARTED, prepared=prepared())
-    assert sent(cluster, "n0")[1:] == [(2, [FIRST, SECOND])]
-    assert sent(cluster, "n1")[1:] == [(2, [FIRST, SECOND])]
+    assert sent(cluster, "n0")[2:] == [(3, [FIRST, SECOND])]
+    assert sent(cluster, "n1")[1:] == [(3, [FIRST, SECOND])]
     assert check(cluster.state) == []
+
+
+def test_a_node_gets_its_plan_once_the_launchers_node_lets_it_in() -> None:
+    cluster = elastic(1, free=1)
+    (first,) = cluster.commands("n0", ArrangeTask)
+    assert isinstance(first, ArrangeTask)
+    assert first.terms is not None
+    assert first.terms.admits == ("10.0.0.1",)
+    said = prepared(address="10.0.0.2", addresses=("10.0.0.2", "fd00::2"), peer_port=7079)
+    cluster.report(SECOND, TaskState.PREPARED, prepared=said)
+    assert not cluster.commands("n1", ArrangeTask)
+    assert cluster.terms(FIRST).admits == ("10.0.0.1", "10.0.0.2", "fd00::2")
+    # The launcher's node has only the terms of its plan.
+    confirm(cluster, FIRST, 1)
+    assert not cluster.commands("n1", ArrangeTask)
+    confirm(cluster, FIRST, 2)
+    (second,) = cluster.commands("n1", ArrangeTask)
+    assert isinstance(second, ArrangeTask)
+    assert second.terms is not None
+    assert second.terms.admits == ()
+    assert check(cluster.state) == []
+
+
+def test_a_node_that_waits_to_be_let_in_gets_its_plan_after_a_restart() -> None:
+    cluster = elastic(1, free=1)
+    said = prepared(address="10.0.0.2", peer_port=7079)
+    cluster.report(SECOND, TaskState.PREPARED, prepared=said)
+    after = Cluster(state=cluster.replayed())
+    after.join("n1", tasks=(TaskReport(SECOND, TaskState.PREPARED, prepared=said),))
+    assert not after.commands("n1", ArrangeTask)
+    held = TaskReport(FIRST, TaskState.STARTED, prepared=prepared(), terms=1)
+    after.join("n0", tasks=(held,))
+    assert not after.commands("n1", ArrangeTask)
+    assert after.terms(FIRST).admits == ("10.0.0.1", "10.0.0.2")
+    confirm(after, FIRST)
+    assert after.commands("n1", ArrangeTask)
+
+
+def test_a_node_that_has_left_is_let_in_no_more() -> None:
+    cluster = elastic(2, free=1)
+    cluster.prepare(THIRD, addresses=("10.1.0.3",), peer_port=7079)
+    cluster.report(THIRD, TaskState.STARTED, prepared=prepared())
+    assert "10.1.0.3" in cluster.terms(FIRST).admits
+    cluster.clean(THIRD)
+    assert not cluster.job(1).attempts[0].tasks[2].present
+    assert cluster.terms(FIRST).admits == ("10.0.0.1",)
 
 
 def test_a_node_whose_agent_cannot_be_asked_does_not_join_a_gang_that_vouches() -> None:
@@ -136,10 +182,13 @@ def test_terms_have_the_same_numbers_after_a_restart() -> None:
     loses(cluster, "n1", SECOND)
     attempt, after = cluster.job(1).attempts[0], cluster.replayed()
     again = after.jobs[attempt.job].attempts[0]
-    assert (attempt.terms, again.terms) == (3, 3)
+    assert (attempt.terms, again.terms) == (4, 4)
     for one, other in zip(attempt.tasks, again.tasks, strict=True):
-        mine = (one.planned_terms, one.member_from, one.member_until)
-        assert mine == (other.planned_terms, other.member_from, other.member_until)
+        mine = (one.planned_terms, one.admitted_from, one.member_from, one.member_until)
+        assert mine == (
+            *(other.planned_terms, other.admitted_from),
+            *(other.member_from, other.member_until),
+        )
 
 
 def test_a_node_that_misses_new_terms_gets_them_when_it_is_back() -> None:
@@ -149,7 +198,7 @@ def test_a_node_that_misses_new_terms_gets_them_when_it_is_back() -> None:
     assert sent(cluster, "n1") == [(1, [FIRST, SECOND])]
     held = TaskReport(SECOND, TaskState.STARTED, prepared=prepared(), terms=1)
     cluster.join("n1", tasks=(held,))
-    assert sent(cluster, "n1")[1:] == [(2, [FIRST, SECOND, THIRD])]
+    assert sent(cluster, "n1")[1:] == [(3, [FIRST, SECOND, THIRD])]
 
 
 def test_a_member_counts_only_for_those_that_have_confirmed_terms_with_it() -> None:
@@ -171,7 +220,7 @@ def test_a_vote_of_before_the_confirmation_counts_on_the_members_of_before() -> 
     arrive(cluster, THIRD)
     cluster.report(THIRD, TaskState.STARTED, prepared=prepared(), stop_stored=True)
     cluster.beat(100.0)
-    confirm(cluster, SECOND, 2)
+    confirm(cluster, SECOND, 3)
     confirmed_at = cluster.mono
     cluster.leave("n1")
     at = over(cluster, SECOND)

@@ -271,8 +271,9 @@ def test_the_time_limit_counts_from_the_first_start() -> None:
     cluster.beat(60)
     cluster.join("n1")
     start(cluster, 1)
-    assert cluster.terms(task(1, 1, 0)) == Terms(1, 100.0, 70.0, "SIGUSR1")
-    assert cluster.terms(task(1, 1, 1)) == Terms(1, 40.0, 10.0, "SIGUSR1")
+    launcher = Terms(2, 100.0, 70.0, "SIGUSR1", admits=("10.0.0.1",))
+    assert cluster.terms(task(1, 1, 0)) == launcher
+    assert cluster.terms(task(1, 1, 1)) == Terms(2, 40.0, 10.0, "SIGUSR1")
     assert cluster.replayed().jobs[JobId(1)].attempts[0].tasks[1].joined_after_s == 60.0
 
 

@@ -1,0 +1,73 @@
+"""What is reported where a node cannot keep jobs apart."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.config import AgentConfig
+from agent.shims import apart
+from muster.daemon.errors import FileError
+
+MOUNTS = """\
+22 27 0:21 / /proc rw,nosuid shared:5 - proc proc rw
+31 22 0:27 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw
+90 27 0:60 / /proc rw,nosuid,nodev,noexec - proc proc rw,hidepid={}
+91 27 0:61 / /tmp rw - tmpfs tmpfs rw
+"""
+
+
+@pytest.mark.parametrize("value", ["2", "invisible", "4", "ptraceable"])
+def test_a_mount_that_hides(value: str) -> None:
+    assert apart.hides(MOUNTS.format(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        MOUNTS.format("0"),
+        MOUNTS.format("off"),
+        MOUNTS.format("1"),
+        MOUNTS.format("2") + "92 90 0:21 / /proc rw - proc proc rw\n",
+        "90 27 0:60 / /proc/2 rw - proc proc rw,hidepid=2\n",
+        "90 27 0:60 / /proc rw,hidepid=2 - proc proc rw\n",
+        "short\n",
+    ],
+)
+def test_a_mount_that_hides_nothing(text: str) -> None:
+    assert not apart.hides(text)
+
+
+def test_machines_without_a_known_call_are_named() -> None:
+    assert apart.why_keyrings_are_shared("x86_64") == ""
+    assert "sparc64" in apart.why_keyrings_are_shared("sparc64")
+
+
+def test_a_node_without_nft_or_with_the_fence_off_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(apart, "why_nothing_hides", lambda: "ignored")
+    monkeypatch.setattr(apart, "NFT", "no-such-program")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = apart.not_apart(AgentConfig())
+    assert said == {
+        apart.FENCE: "there is no no-such-program on this node",
+        apart.HIDDEN: "ignored",
+    }
+    shared = AgentConfig(run_as="trainer", single_team=True)
+    assert apart.not_apart(shared) == {apart.FENCE: "it is switched off (`fence`)"}
+    apart.check_hiding(AgentConfig())
+    with pytest.raises(FileError, match="hide_processes: ignored; upgrade"):
+        apart.check_hiding(AgentConfig(hide_processes=True))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_this_kernel_hides_and_nothing_of_the_try_stays() -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    assert apart.why_nothing_hides() == ""
+    assert Path("/proc/self/mountinfo").read_text() == before
