@@ -31,6 +31,7 @@ from muster.cli.input.job_input import JobInput
 from muster.cli.output.format import note, safe
 from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
+from muster.protocol.roles import Role
 from muster.protocol.text import count
 from muster.spec.model import Argv, JobSpec, Launcher
 
@@ -141,7 +142,14 @@ def listed(code: Scanned) -> str:
 def send_again(client: Client, number: int) -> Scanned:
     """Send the code of a job as it is now, in the folder from which this machine sent it. Raises
     ClientError and RefusedError."""
-    workdir = client.job(number).spec.get("workdir")
+    coordinator, job = client.version(), client.job(number)
+    if coordinator.user not in ("", job.user) and coordinator.role != Role.ADMIN.value:
+        # The coordinator would refuse the job only after the code was sent.
+        raise RefusedError(
+            f"job {number} is {safe(job.user)}'s: only {safe(job.user)} and the role admin may "
+            "submit it again\n  submit a job file of your own: muster submit -f FILE"
+        )
+    workdir = job.spec.get("workdir")
     bundle = workdir.get("bundle") if isinstance(workdir, dict) else None
     if not isinstance(bundle, str):
         raise RefusedError(f"the code of job {number} did not travel with it: leave --ship out")
@@ -157,7 +165,7 @@ def send_again(client: Client, number: int) -> Scanned:
             f"  rerun it with the same code, muster rerun {number}, or submit a job file"
         )
     with _refusals():
-        found = listing(folder, bytes_max=client.version().code_bytes_max)
+        found = listing(folder, bytes_max=coordinator.code_bytes_max)
         for said in remarks(found, None, by_default=False):
             note(safe(said))
         upload = Upload(client, found)

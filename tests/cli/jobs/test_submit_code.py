@@ -14,7 +14,7 @@ from muster.cli.input.code import Upload
 from muster.client import ApiError, Client
 from muster.http.views import Problem, VersionView
 from tests.cli.conftest import Run
-from tests.client.fake_coordinator import FakeCoordinator
+from tests.client.fake_coordinator import FakeCoordinator, job_view
 
 
 @pytest.fixture
@@ -208,6 +208,27 @@ def test_names_that_cannot_travel_are_refused_before_content_is_sent(
     assert (done.returncode, done.stdout) == (125, b"")
     assert b"'TRAIN.py' and 'train.py' differ only by case" in done.stderr
     assert not [line for line in fake.script.requests if "blobs" in line]
+
+
+def test_rerun_ship_names_the_folder_and_what_looks_like_a_secret(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    assert run("submit", "-f", "laptop/job.yaml").returncode == 0
+    (sha256,) = fake.script.bundles
+    fake.put(job_view(42, user="alice", spec={"workdir": {"bundle": sha256}}))
+    fake.script.version = VersionView("0.1.0", 1, 1, 7, user="bob", role="operator")
+    (laptop / ".env").write_text("TOKEN=1")
+    fake.script.requests.clear()
+    theirs = run("rerun", "42", "--ship")
+    assert (theirs.returncode, theirs.stdout) == (125, b"")
+    assert b"only alice and the role admin may submit it again" in theirs.stderr
+    assert all(line.startswith("GET") for line in fake.script.requests)
+    for user, role in (("alice", "user"), ("root", "admin")):
+        fake.script.version = VersionView("0.1.0", 1, 1, 7, user=user, role=role)
+        done = run("rerun", "42", "--ship")
+        assert f"code: {laptop} (5 files".encode() in done.stderr
+        assert b"look like secrets: .env" in done.stderr
+    assert len(fake.script.bundles) == 2
 
 
 class Verifies:
