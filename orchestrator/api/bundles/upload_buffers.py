@@ -20,8 +20,8 @@ _SPARE_S: Final = 10.0
 class UploadBuffers:
     """The memory. What is spare is freed some seconds after the last upload.
 
-    A buffer that grows with the body costs more than the network: the kernel has to clear each
-    page, and each growth may copy what is there.
+    Of a buffer that grows with the body, the kernel clears each page, and each growth may copy what
+    is there.
     """
 
     def __init__(self) -> None:
