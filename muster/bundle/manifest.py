@@ -114,14 +114,21 @@ def check(manifest: CodeManifest) -> None:
     """Raise BadManifestError unless the tree can be made in any folder, and stays in it."""
     if len(manifest.files) + len(manifest.links) > FILES_MAX:
         raise BadManifestError(f"the tree has more than {FILES_MAX} files")
+    check_names([file.path for file in manifest.files], manifest.links)
     sizes: dict[str, int] = {}
     for file in manifest.files:
         _check_content(file)
         for chunk, size in file.sizes():
             if sizes.setdefault(chunk, size) != size:
                 raise BadManifestError(f"{file.path!r} has a chunk that has another size elsewhere")
-    _check_paths(manifest.paths())
-    for link in manifest.links:
+
+
+def check_names(files: Iterable[str], links: Iterable[TreeLink]) -> None:
+    """Raise BadManifestError unless files and links of these names can be made in any folder, and
+    stay in it."""
+    links = tuple(links)
+    _check_paths([*files, *(link.path for link in links)])
+    for link in links:
         if why := link_problem(link.path, link.target):
             raise BadManifestError(f"the link {link.path!r} {why}")
 

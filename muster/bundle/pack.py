@@ -28,7 +28,7 @@ def head(chunk: str, size: int) -> bytes:
     return _HEAD.pack(size, bytes.fromhex(chunk))
 
 
-def unpack(data: bytes | bytearray) -> Iterator[tuple[str, memoryview]]:
+def unpack(data: bytes | bytearray | memoryview) -> Iterator[tuple[str, memoryview]]:
     """Yield the chunks of a pack, each verified. Raises BadPackError."""
     view, at = memoryview(data), 0
     while at < len(view):

@@ -18,15 +18,16 @@ from muster.bundle.manifest import (
     CodeManifest,
     File,
     TreeLink,
-    check,
+    check_names,
     digest,
     encode,
     link_problem,
     path_problem,
 )
+from muster.bundle.pack import PACK_BYTES
 
 _THREADS: Final = min(4, os.cpu_count() or 1)
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 2000
 _FEW_BYTES: Final = 4 << 20
 _RULES_BYTES_MAX: Final = 1 << 20
 _EXCLUDE: Final = ".git/info/exclude"
@@ -61,10 +62,44 @@ _Content: TypeAlias = tuple[os.stat_result, tuple[str, ...]]
 """A file as it was read, and its chunks."""
 
 
-class _Found(NamedTuple):
+Take: TypeAlias = Callable[[dict[str, bytes]], None]
+"""Gets chunks with their content, at most `PACK_BYTES` at a time or one chunk."""
+
+
+class Listing(NamedTuple):
+    """What of a folder travels, before any file is read."""
+
+    folder: Path
     files: list[tuple[str, os.stat_result]]
     links: list[TreeLink]
     ignored: dict[str, Origin]
+
+    @property
+    def size(self) -> int:
+        """Sum of the sizes of the files."""
+        return sum(status.st_size for _, status in self.files)
+
+    def sizes(self) -> list[tuple[str, int]]:
+        """Each file with its size."""
+        return [(path, status.st_size) for path, status in self.files]
+
+    def paths(self) -> set[str]:
+        """The paths of files and links."""
+        return {path for path, _ in self.files}.union(link.path for link in self.links)
+
+
+def listing(folder: Path, *, bytes_max: int = 0, files_max: int = FILES_MAX) -> Listing:
+    """Find what of a folder travels. Raises ScanError, also for more than `bytes_max` (0: no limit)
+    or `files_max`."""
+    try:
+        found = _walk(folder, files_max)
+    except OSError as error:
+        raise ScanError(f"{error.filename} cannot be read: {error.strerror}") from error
+    size = found.size
+    if bytes_max and size > bytes_max:
+        why = f"the code is {size} bytes, and at most {bytes_max} may travel with a job"
+        raise too_large(why, found.sizes())
+    return found
 
 
 def scan(
@@ -75,47 +110,59 @@ def scan(
     files_max: int = FILES_MAX,
     show: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Scanned:
-    """Read a folder. Files that have not changed since the last scan are not read again; `show`
-    gets the bytes read and to read. Raises ScanError, for more than `bytes_max` (0: no limit) or
-    `files_max` before anything is read."""
-    try:
-        found = _walk(folder, files_max)
-    except OSError as error:
-        raise ScanError(f"{error.filename} cannot be read: {error.strerror}") from error
-    size = sum(status.st_size for _, status in found.files)
-    if bytes_max and size > bytes_max:
-        why = f"the code is {size} bytes, and at most {bytes_max} may travel with a job"
-        raise too_large(why, ((path, status.st_size) for path, status in found.files))
+    """Find and read what of a folder travels. Raises ScanError."""
+    return read(listing(folder, bytes_max=bytes_max, files_max=files_max), cache, show=show)
+
+
+def read(
+    found: Listing,
+    cache: Path,
+    *,
+    show: Callable[[int, int], None] = lambda _done, _total: None,
+    take: Take | None = None,
+) -> Scanned:
+    """Read the files. Those that have not changed since the last time are not read again; `show`
+    gets the bytes read and to read. If much is to be read, `take` gets it at once, in several
+    threads. Raises ScanError."""
+    folder, size = found.folder, found.size
     index = Index(cache, folder)
     index.begin()
-    read: dict[str, _Content] = {}
-    pending: list[str] = []
+    content: dict[str, _Content] = {}
+    pending: list[tuple[str, os.stat_result]] = []
     left = 0
     for path, status in found.files:
         chunks = index.chunks(path, status)
         if chunks is None:
-            pending.append(path)
+            pending.append((path, status))
             left += status.st_size
         else:
-            read[path] = status, chunks
-    for contents in _read_all(folder, pending, left):
-        read.update(contents)
+            content[path] = status, chunks
+    if pending:
+        _check(found)
+    for some in _read_all(folder, pending, take):
+        content.update(some)
         show(size - left, size)
-        left -= sum(status.st_size for status, _ in contents.values())
+        left -= sum(status.st_size for status, _ in some.values())
     files = tuple(
         File(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), chunks)
-        for path, (status, chunks) in read.items()
+        for path, (status, chunks) in content.items()
     )
     manifest = CodeManifest(files, tuple(found.links))
     scanned = Scanned(folder, manifest, encode(manifest), found.ignored)
     if pending or index.checked != scanned.sha256:
         # Otherwise nothing differs from the last scan, which checked and saved the same.
-        try:
-            check(manifest)
-        except BadManifestError as error:
-            raise ScanError(f"{folder} cannot travel: {error}", _HINT) from error
-        index.save(read, scanned.sha256)
+        if not pending:
+            _check(found)
+        index.save(content, scanned.sha256)
     return scanned
+
+
+def _check(found: Listing) -> None:
+    """Raise ScanError if no tree with these names can be made on every node."""
+    try:
+        check_names([path for path, _ in found.files], found.links)
+    except BadManifestError as error:
+        raise ScanError(f"{found.folder} cannot travel: {error}", _HINT) from error
 
 
 def _no_file(path: str) -> ScanError:
@@ -136,7 +183,7 @@ def too_large(why: str, sizes: Iterable[tuple[str, int]]) -> ScanError:
     )
 
 
-def _too_many(folder: Path, found: _Found, files_max: int) -> ScanError:
+def _too_many(folder: Path, found: Listing, files_max: int) -> ScanError:
     """Return the refusal of a folder with too many files, with the ten folders that have most."""
     paths = [path for path, _ in found.files]
     holding = Counter(path.rpartition("/")[0] or "." for path in paths).most_common(_NAMED)
@@ -159,9 +206,9 @@ def size_text(size: int) -> str:
     return f"{value:.1f} {unit}"
 
 
-def _walk(folder: Path, files_max: int) -> _Found:
+def _walk(folder: Path, files_max: int) -> Listing:
     """Find everything that is not ignored, directory by directory."""
-    found = _Found([], [], {})
+    found = Listing(folder, [], [], {})
     rules = _rules_above(folder)
     waiting: list[tuple[str, tuple[IgnoreRules, ...]]] = [("", rules)]
     while waiting:
@@ -188,7 +235,7 @@ def _walk(folder: Path, files_max: int) -> _Found:
     return found
 
 
-def _take(entry: os.DirEntry[str], path: str, found: _Found) -> None:
+def _take(entry: os.DirEntry[str], path: str, found: Listing) -> None:
     if not path.isascii() and (why := path_problem(path)):
         raise ScanError(f"the name {path!r} {why}", _HINT)
     if entry.is_symlink():
@@ -244,26 +291,72 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _read_all(folder: Path, paths: list[str], size: int) -> Iterator[dict[str, _Content]]:
+class _Taken:
+    """Content on its way to `take`, in one thread."""
+
+    def __init__(self, take: Take | None) -> None:
+        self._take = take
+        self._chunks: dict[str, bytes] = {}
+        self._bytes = 0
+
+    def add(self, content: bytes) -> str:
+        """Return the name of a chunk. It is handed over with others."""
+        name = digest(content)
+        if self._take is not None and content and name not in self._chunks:
+            if self._bytes + len(content) > PACK_BYTES:
+                self.end()
+            self._chunks[name] = content
+            self._bytes += len(content)
+        return name
+
+    def end(self) -> None:
+        """Hand over what is left."""
+        if self._take is not None and self._chunks:
+            self._take(self._chunks)
+        self._chunks, self._bytes = {}, 0
+
+
+def _read_all(
+    folder: Path, files: list[tuple[str, os.stat_result]], take: Take | None
+) -> Iterator[dict[str, _Content]]:
     """Read files, some at a time; many in threads, because hashing lets others run."""
 
-    def read_some(at: int) -> dict[str, _Content]:
-        return {path: _read(folder, path) for path in paths[at : at + _AT_ONCE]}
+    def read_some(paths: list[str]) -> dict[str, _Content]:
+        taken = _Taken(take)
+        some = {path: _read(folder, path, taken) for path in paths}
+        taken.end()
+        return some
 
-    starts = range(0, len(paths), _AT_ONCE)
-    if size < _FEW_BYTES:
-        yield from map(read_some, starts)
+    parts = list(_parts(files))
+    if sum(status.st_size for _, status in files) < _FEW_BYTES:
+        take = None
+        yield from map(read_some, parts)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     threads = ThreadPoolExecutor(_THREADS)
     try:
-        yield from threads.map(read_some, starts)
+        yield from threads.map(read_some, parts)
     finally:
-        threads.shutdown(cancel_futures=True)
+        # A file is read soon, but content may be on a slow way.
+        threads.shutdown(wait=take is None, cancel_futures=True)
 
 
-def _read(folder: Path, path: str) -> _Content:
+def _parts(files: list[tuple[str, os.stat_result]]) -> Iterator[list[str]]:
+    """Divide files among threads, so that the content of each part is about a pack."""
+    part: list[str] = []
+    size = 0
+    for path, status in files:
+        if part and (size + status.st_size > PACK_BYTES or len(part) >= _AT_ONCE):
+            yield part
+            part, size = [], 0
+        part.append(path)
+        size += status.st_size
+    if part:
+        yield part
+
+
+def _read(folder: Path, path: str, taken: _Taken) -> _Content:
     """Hash a file, twice at most: its size and times must not change while it is read."""
     for _ in range(2):
         try:
@@ -274,7 +367,7 @@ def _read(folder: Path, path: str) -> _Content:
                     raise _no_file(path)
                 size = before.st_size
                 chunks = tuple(
-                    digest(_read_at(fd, at, min(CHUNK_BYTES, size - at)))
+                    taken.add(_read_at(fd, at, min(CHUNK_BYTES, size - at)))
                     for at in range(0, size, CHUNK_BYTES)
                 )
                 after = os.fstat(fd)

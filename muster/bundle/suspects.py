@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
-
-from muster.bundle.manifest import File
 
 DATA_BYTES: Final = 50 << 20
 """A larger file is hardly code."""
@@ -19,15 +17,15 @@ _SECRET: Final = re.compile(
 _NOT_SECRET: Final = re.compile(r".*\.(example|sample|template|dist)|.*\.pub", re.IGNORECASE)
 
 
-def secrets(files: Sequence[File]) -> list[str]:
+def secrets(paths: Iterable[str]) -> list[str]:
     """Return the paths of files whose names are those of secrets."""
-    return [file.path for file in files if _is_secret(file.path.rpartition("/")[2])]
+    return [path for path in paths if _is_secret(path.rpartition("/")[2])]
 
 
-def data_sets(files: Sequence[File]) -> list[File]:
-    """Return the files that are large for code, the largest first."""
-    large = [file for file in files if file.size > DATA_BYTES]
-    return sorted(large, key=lambda file: -file.size)
+def data_sets(files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the files that are large for code, given with their sizes, the largest first."""
+    large = [(path, size) for path, size in files if size > DATA_BYTES]
+    return sorted(large, key=lambda each: -each[1])
 
 
 def _is_secret(name: str) -> bool:

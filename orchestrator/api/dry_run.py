@@ -2,12 +2,13 @@
 
 from muster.http.views import Validation
 from muster.protocol.text import count
-from muster.spec.checks.env_advice import env_advice
+from muster.spec.checks.advice import advice
 from muster.spec.model import JobSpec
 from muster.spec.serialize import to_mapping
 from orchestrator.api.redaction import is_secret, without_secrets_inside
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.state import State
+from orchestrator.core.scheduling.gpu_preference import is_short
 from orchestrator.core.scheduling.placement import never_fits, unfit
 
 
@@ -31,7 +32,8 @@ def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
         for name in sorted(names)
         if is_secret(name)
     ]
-    notes += env_advice(spec)
+    notes += advice(spec)
+    notes += _more_ranks_than_gpus(state, spec)
     here = sum(
         node.link is LinkState.CONNECTED and unfit(spec, node) is None
         for node in state.nodes.values()
@@ -42,3 +44,18 @@ def _warnings(state: State, spec: JobSpec, *, fits: bool) -> list[str]:
             f"{'is' if here == 1 else 'are'} connected now"
         )
     return notes
+
+
+def _more_ranks_than_gpus(state: State, spec: JobSpec) -> list[str]:
+    """A note if each node that suits the job has GPUs, but fewer than the job's ranks."""
+    suited = [node for node in state.nodes.values() if unfit(spec, node) is None]
+    if not suited or not all(node.inventory.gpus for node in suited):
+        return []
+    if not all(is_short(spec, rank, node) for node in suited for rank in (0, 1)):
+        return []
+    most = max(node.inventory.gpus for node in suited)
+    note = (
+        f"the nodes have {count(most, 'GPU')} at most, and would get more ranks: NCCL refuses two "
+        "ranks on one GPU. Leave `nproc_per_node` out for one rank on each GPU"
+    )
+    return [note]

@@ -9,7 +9,7 @@ import pytest
 
 from muster.bundle import scan as scanning
 from muster.bundle.index import RACY_NS, Index
-from muster.bundle.manifest import CHUNK_BYTES, File, TreeLink, decode, digest
+from muster.bundle.manifest import CHUNK_BYTES, TreeLink, decode, digest
 from muster.bundle.scan import ScanError, scan, too_large
 from muster.bundle.suspects import data_sets, secrets
 from tests.small_disk import fill, small_disk
@@ -172,9 +172,9 @@ def test_an_unchanged_tree_is_not_read(
     read: list[str] = []
     real = scanning._read
 
-    def counted(at: Path, path: str) -> object:
+    def counted(at: Path, path: str, taken: scanning._Taken) -> object:
         read.append(path)
-        return real(at, path)
+        return real(at, path, taken)
 
     monkeypatch.setattr(scanning, "_read", counted)
     # As if some seconds had passed since the files were written.
@@ -216,7 +216,5 @@ def test_a_refusal_names_the_ten_largest() -> None:
 def test_what_looks_like_a_secret_or_data_is_named() -> None:
     names = (".env", "a/.env.local", "id_rsa", "x.pem", "b/credentials", "secrets.yaml")
     fine = (".env.example", "id_rsa.pub", "env.py", "secrets.py", "credentials_test_data/x")
-    files = [File(name, 1, False, ()) for name in (*names, *fine)]
-    assert secrets(files) == list(names)
-    files.append(File("train.bin", 1 << 30, False, ()))
-    assert [file.path for file in data_sets(files)] == ["train.bin"]
+    assert secrets([*names, *fine]) == list(names)
+    assert data_sets([("train.py", 1), ("train.bin", 1 << 30)]) == [("train.bin", 1 << 30)]

@@ -446,3 +446,33 @@ def test_a_line_in_quotes_is_taken_as_it_is_suggested(line: str) -> None:
     assert meant_for_a_shell(words) is None
     assert not looks_like_a_file(words)
     assert "=" not in words[0]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "workers",
+        "pvc",
+        "large-shm",
+        "annotation",
+        "extended-resource",
+        "volumes",
+        "array",
+        "partition",
+        "account",
+        "qos",
+        "reservation",
+        "gpus_per_node",
+        "ntasks_per_node",
+        "output",
+        "constraint",
+        "import",
+        "export",
+        "image",
+    ],
+)
+def test_a_key_of_another_system_is_answered_with_what_to_write(key: str) -> None:
+    """Keys of Slurm, dstack, SkyPilot, Run:ai and VESSL."""
+    _, (problem,) = refused({key: "x"})
+    assert problem.hint
+    assert not problem.hint.startswith("known keys")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,17 @@ from typing import Final
 from muster.bundle.index import cache_folder
 from muster.bundle.manifest import File, digest
 from muster.bundle.pack import batches, pack
-from muster.bundle.scan import ScanError, Scanned, read_chunk, scan, size_text, too_large
+from muster.bundle.scan import (
+    Listing,
+    ScanError,
+    Scanned,
+    Take,
+    listing,
+    read,
+    read_chunk,
+    size_text,
+    too_large,
+)
 from muster.bundle.sources import folder_of, remember
 from muster.bundle.suspects import data_sets, secrets
 from muster.cli.errors import RefusedError
@@ -20,6 +31,7 @@ from muster.cli.input.job_input import JobInput
 from muster.cli.output.format import note, safe
 from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
+from muster.protocol.roles import Role
 from muster.protocol.text import count
 from muster.spec.model import Argv, JobSpec, Launcher
 
@@ -29,6 +41,7 @@ _LARGE_FILES: Final = 5000
 _UNKNOWN: Final = "unknown_bundle"
 _TOO_MUCH: Final = "too_much_code"
 _DAMAGED: Final = "bad_content"
+_CONTENT_MISSING: Final = "content_missing"
 _SENDERS: Final = 2
 """As many as the coordinator reads of one user at a time."""
 
@@ -40,10 +53,13 @@ def ship(client: Client, job: JobInput, folder: Path) -> JobInput:
     if job.by_default and (there := coordinator.workdirs.get(job.spec.pool)) is not None:
         note(f"workdir: {safe(there)}, by the defaults of pool {safe(job.spec.pool)}")
         return job
-    code = read_code(job, folder, coordinator.code_bytes_max)
-    shipped = with_code(job, code)
-    if shipped is not job:
-        send_code(client, code)
+    with _refusals():
+        found = _listing(job, folder, coordinator.code_bytes_max)
+        upload = Upload(client, found)
+        code = _read(found, upload.take)
+        shipped = with_code(job, code)
+        if shipped is not job:
+            upload.finish(code)
     return shipped
 
 
@@ -54,27 +70,32 @@ def with_code(job: JobInput, code: Scanned) -> JobInput:
     return job if job.by_default and empty else job.with_bundle(code.sha256)
 
 
-def read_code(job: JobInput, folder: Path, bytes_max: int = 0) -> Scanned:
-    """Scan the folder of a job's code, and report what its author should know before it is sent.
-    Raises RefusedError, also for more than `bytes_max` if that is not 0."""
-    found = _scan(folder, bytes_max)
-    for said in remarks(found, job):
+def read_code(job: JobInput, folder: Path) -> Scanned:
+    """Read the folder of a job's code, and report what its author should know before it is sent.
+    Raises RefusedError."""
+    with _refusals():
+        return _read(_listing(job, folder, 0), None)
+
+
+def _listing(job: JobInput, folder: Path, bytes_max: int) -> Listing:
+    """Find what travels, and report what its author should know. Raises ScanError."""
+    if not folder.is_dir():
+        raise ScanError(
+            f"workdir: there is no folder {folder} on this machine",
+            "a relative `workdir` is a folder beside the job file, which is sent to the "
+            "nodes; write an absolute path for one that the nodes have",
+        )
+    found = listing(folder, bytes_max=bytes_max)
+    for said in remarks(found, job.spec, by_default=job.by_default):
         note(safe(said))
     return found
 
 
-def _scan(folder: Path, bytes_max: int = 0) -> Scanned:
-    with _refusals():
-        if not folder.is_dir():
-            raise ScanError(
-                f"workdir: there is no folder {folder} on this machine",
-                "a relative `workdir` is a folder beside the job file, which is sent to the "
-                "nodes; write an absolute path for one that the nodes have",
-            )
-        progress = Progress("reading code", sys.stderr)
-        found = scan(folder, cache_folder(os.environ), bytes_max=bytes_max, show=progress.show)
-        progress.end()
-        return found
+def _read(found: Listing, take: Take | None) -> Scanned:
+    progress = Progress("reading code" if take is None else "sending code", sys.stderr)
+    code = read(found, cache_folder(os.environ), show=progress.show, take=take)
+    progress.end()
+    return code
 
 
 @contextmanager
@@ -88,25 +109,26 @@ def _refusals() -> Iterator[None]:
         raise RefusedError("\n".join(map(safe, lines + hint))) from None
 
 
-def remarks(code: Scanned, job: JobInput) -> Iterator[str]:
+def remarks(code: Listing, spec: JobSpec | None, *, by_default: bool) -> Iterator[str]:
     """Yield what users should know before the code is sent."""
-    files = code.manifest.files
-    size, number = code.manifest.size, len(files) + len(code.manifest.links)
+    files = code.sizes()
+    size, number = code.size, len(files) + len(code.links)
     yield f"code: {code.folder} ({count(number, 'file')}, {size_text(size)}) travels with the job"
-    if job.by_default and (size > _LARGE_BYTES or number > _LARGE_FILES):
+    if by_default and (size > _LARGE_BYTES or number > _LARGE_FILES):
         yield (
             "this is all of the folder, since the job names no `workdir`; if it needs none of it: "
             "--set workdir=none; what it does not need can be named in .musterignore"
         )
-    if found := secrets(files):
+    if found := secrets(path for path, _ in files):
         yield (
             f"the code has files that look like secrets: {_some(found)}; name them in "
             ".musterignore if the job does not need them"
         )
     if large := data_sets(files):
-        named = [f"{file.path} ({size_text(file.size)})" for file in large]
+        named = [f"{path} ({size_text(size)})" for path, size in large]
         yield f"the code has files that look like data: {_some(named)}"
-    if (script := _script(job.spec)) is not None and script not in code.manifest.paths():
+    script = None if spec is None else _script(spec)
+    if script is not None and script not in code.paths():
         yield f"{script} is not in the code that travels with the job{_why_not(code, script)}"
 
 
@@ -117,17 +139,17 @@ def listed(code: Scanned) -> str:
     return "\n".join(sorted(lines, key=lambda line: line[11:]))
 
 
-def send_code(client: Client, code: Scanned) -> None:
-    """Upload what the coordinator lacks of the code. Raises ClientError and RefusedError."""
-    with _refusals():
-        _send(client, code)
-    remember(cache_folder(os.environ), code.sha256, code.folder)
-
-
 def send_again(client: Client, number: int) -> Scanned:
     """Send the code of a job as it is now, in the folder from which this machine sent it. Raises
     ClientError and RefusedError."""
-    workdir = client.job(number).spec.get("workdir")
+    coordinator, job = client.version(), client.job(number)
+    if coordinator.user not in ("", job.user) and coordinator.role != Role.ADMIN.value:
+        # The coordinator would refuse the job only after the code was sent.
+        raise RefusedError(
+            f"job {number} is {safe(job.user)}'s: only {safe(job.user)} and the role admin may "
+            "submit it again\n  submit a job file of your own: muster submit -f FILE"
+        )
+    workdir = job.spec.get("workdir")
     bundle = workdir.get("bundle") if isinstance(workdir, dict) else None
     if not isinstance(bundle, str):
         raise RefusedError(f"the code of job {number} did not travel with it: leave --ship out")
@@ -142,50 +164,105 @@ def send_again(client: Client, number: int) -> Scanned:
             f"the folder {safe(str(folder))}, from which job {number} was sent, is gone\n"
             f"  rerun it with the same code, muster rerun {number}, or submit a job file"
         )
-    code = _scan(folder, client.version().code_bytes_max)
-    send_code(client, code)
+    with _refusals():
+        found = listing(folder, bytes_max=coordinator.code_bytes_max)
+        for said in remarks(found, None, by_default=False):
+            note(safe(said))
+        upload = Upload(client, found)
+        code = _read(found, upload.take)
+        upload.finish(code)
     return code
 
 
-def _send(client: Client, code: Scanned) -> None:
-    sha256 = code.sha256
-    try:
-        client.bundle(sha256)
-    except ApiError as error:
-        if error.problem.code != _UNKNOWN:
-            raise
-    else:
-        return  # all of it is there, from before
-    try:
-        missing = client.missing_chunks(code.manifest.chunks(), code.manifest.size)
-    except ApiError as error:
-        if error.problem.code != _TOO_MUCH:
-            raise
-        sizes = ((file.path, file.size) for file in code.manifest.files)
-        raise too_large(error.problem.detail, sizes) from error
-    total, sent = sum(missing.values()), 0
-    where = _places(code.manifest.files, missing)
-    progress = Progress("sending code", sys.stderr)
-    progress.show(0, total)
+class Upload:
+    """The upload of a folder to one coordinator."""
 
-    def send(batch: list[str]) -> list[str]:
-        contents = ((chunk, _content(code.folder, where[chunk], missing[chunk])) for chunk in batch)
+    def __init__(self, client: Client, found: Listing) -> None:
+        self._client = client
+        self._found = found
+        self._lock = threading.Lock()
+        self._there: set[str] = set()
+        self._sent: dict[str, int] = {}
+
+    def take(self, chunks: dict[str, bytes]) -> None:
+        """Send those chunks that the coordinator lacks. Called by several threads. Raises
+        ClientError and ScanError."""
+        with self._lock:
+            new = {name: len(data) for name, data in chunks.items() if name not in self._there}
+        missing = self._missing(new)
+        if missing:
+            self._client.send_chunks(pack((name, chunks[name]) for name in missing))
+        with self._lock:
+            self._there.update(new)
+            self._sent.update(missing)
+
+    def finish(self, code: Scanned) -> None:
+        """Send the manifest, and first what the coordinator still lacks. Raises ClientError and
+        ScanError."""
+        names = code.manifest.chunks()
+        if self._there and self._there >= names.keys() and self._is_stored(code):
+            pass
+        elif not self._is_known(code.sha256):
+            self._send(code, self._missing(names))
+            self._client.send_manifest(code.sha256, code.data)
+        if self._sent:
+            total = size_text(sum(self._sent.values()))
+            note(f"sent {total} of code in {count(len(self._sent), 'new piece')}")
+        remember(cache_folder(os.environ), code.sha256, code.folder)
+
+    def _is_stored(self, code: Scanned) -> bool:
+        """Send the manifest. Returns False if the coordinator lacks content."""
         try:
-            client.send_chunks(pack(contents))
+            self._client.send_manifest(code.sha256, code.data)
         except ApiError as error:
-            if error.problem.code == _DAMAGED:
-                for chunk in batch:
-                    _check_unchanged(code.folder, where[chunk], chunk, missing[chunk])
-            raise
-        return batch
+            if error.problem.code != _CONTENT_MISSING:
+                raise
+            return False
+        return True
 
-    for batch in _in_threads(send, list(batches(missing))):
-        sent += sum(missing[chunk] for chunk in batch)
-        progress.show(sent, total)
-    client.send_manifest(sha256, code.data)
-    progress.end()
-    if missing:
-        note(f"sent {size_text(total)} of code in {count(len(missing), 'new piece')}")
+    def _is_known(self, sha256: str) -> bool:
+        """True if the coordinator has all of the code, from before."""
+        try:
+            self._client.bundle(sha256)
+        except ApiError as error:
+            if error.problem.code != _UNKNOWN:
+                raise
+            return False
+        return True
+
+    def _missing(self, chunks: Mapping[str, int]) -> dict[str, int]:
+        """Return those of the chunks that the coordinator lacks."""
+        try:
+            return self._client.missing_chunks(chunks, self._found.size)
+        except ApiError as error:
+            if error.problem.code != _TOO_MUCH:
+                raise
+            raise too_large(error.problem.detail, self._found.sizes()) from error
+
+    def _send(self, code: Scanned, missing: Mapping[str, int]) -> None:
+        total, sent = sum(missing.values()), 0
+        where = _places(code.manifest.files, missing)
+        progress = Progress("sending code", sys.stderr)
+        progress.show(0, total)
+
+        def send(batch: list[str]) -> list[str]:
+            contents = (
+                (chunk, _content(code.folder, where[chunk], missing[chunk])) for chunk in batch
+            )
+            try:
+                self._client.send_chunks(pack(contents))
+            except ApiError as error:
+                if error.problem.code == _DAMAGED:
+                    for chunk in batch:
+                        _check_unchanged(code.folder, where[chunk], chunk, missing[chunk])
+                raise
+            return batch
+
+        for batch in _in_threads(send, list(batches(missing))):
+            sent += sum(missing[chunk] for chunk in batch)
+            progress.show(sent, total)
+        progress.end()
+        self._sent.update(missing)
 
 
 def _in_threads(
@@ -239,7 +316,7 @@ def _script(spec: JobSpec) -> str | None:
     return os.path.normpath(script)
 
 
-def _why_not(code: Scanned, script: str) -> str:
+def _why_not(code: Listing, script: str) -> str:
     above = script
     while above:
         for name in (above, f"{above}/"):

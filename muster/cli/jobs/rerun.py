@@ -52,7 +52,6 @@ def command(
         from muster.cli.input.code import send_again
 
         code = send_again(client, number)
-        note(f"code: {safe(str(code.folder))} as it is now")
         sets = (*sets, f"workdir={{bundle: {code.sha256}}}")
     try:
         summary = client.rerun(number, key or os.urandom(16).hex(), sets=sets, exclude=exclude)

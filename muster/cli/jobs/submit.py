@@ -27,7 +27,7 @@ from muster.cli.output.time_limit import note_time_limit
 from muster.client import ApiError, Client, ClientError
 from muster.http.views import JobSummary
 from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
-from muster.spec.checks.env_advice import env_advice
+from muster.spec.checks.advice import advice
 from muster.spec.serialize import to_mapping
 
 # Statuses that concern the job, not the coordinator or the connection.
@@ -219,8 +219,8 @@ def command(
         job = with_commit(job)
     if dry_run:
         return _check_only(job, as_json=as_json)
-    for advice in env_advice(job.spec):
-        note(safe(advice))
+    for said in advice(job.spec):
+        note(safe(said))
     client = connect()
     if job.code is not None:
         from muster.cli.input.code import ship
@@ -286,8 +286,8 @@ def _check_only(job: JobInput, *, as_json: bool) -> int:
         if isinstance(error, ApiError) and error.status in _REFUSED:
             raise
         _print_job(to_mapping(sent.spec), as_json=as_json)
-        for advice in env_advice(job.spec):
-            note(safe(advice))
+        for said in advice(job.spec):
+            note(safe(said))
         note(f"checked here only, not against the nodes: {safe(str(error))}")
         return 0
     code = {key: sent.mapping[key] for key in ("workdir",) if key in sent.mapping}

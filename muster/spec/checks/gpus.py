@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from muster.protocol.text import count
 from muster.spec.errors import Problems
 from muster.spec.model import JobSpec
 
@@ -37,3 +38,21 @@ def check_gpus(spec: JobSpec, problems: Problems) -> None:
     if spec.resources.gpu == 0:
         hint = "leave it out, or ask for GPUs"
         problems.add(where, shown, "binds each rank near its GPU, and `gpu` is 0", hint)
+
+
+def rank_advice(spec: JobSpec) -> tuple[str, ...]:
+    """Return a sentence for each number of ranks that is larger than the number of GPUs."""
+    gpus = spec.resources.gpu
+    if not gpus:
+        return ()
+    given = {
+        "nproc_per_node": spec.nproc_per_node,
+        "roles.launcher.nproc_per_node": spec.roles.launcher.nproc_per_node,
+        "roles.worker.nproc_per_node": spec.roles.worker.nproc_per_node,
+    }
+    return tuple(
+        f"{where}: {ranks} ranks would share {count(gpus, 'GPU')} on each node, and NCCL refuses "
+        "two ranks on one GPU. Leave it out for one rank on each GPU, or ask for more GPUs"
+        for where, ranks in given.items()
+        if ranks is not None and ranks > gpus
+    )

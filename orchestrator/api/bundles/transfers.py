@@ -31,6 +31,7 @@ from muster.http.bundles import (
 from muster.protocol.ids import BadId, TaskId, parse_task_id
 from muster.protocol.states import TaskState
 from muster.spec.model import JobSpec
+from orchestrator.api.bundles.upload_buffers import UploadBuffers
 from orchestrator.api.http.access import TOKEN
 from orchestrator.api.http.connection_limits import BoundedAnswer
 from orchestrator.api.http.problems import ApiError
@@ -44,9 +45,6 @@ from orchestrator.shell.bundles.store import BundleStore, FullQuotaError, QuotaE
 from orchestrator.shell.coordinator import Coordinator
 
 TICKET: Final = "X-Muster-Ticket"
-_BODY_S: Final = 300.0
-_BODY_BYTES_PER_S: Final = 64 << 10
-"""The least rate of an upload, after the first seconds: it holds one of a few places."""
 _UPLOADS: Final = 8
 _UPLOADS_PER_USER: Final = 2
 _FETCHES_PER_TASK: Final = 2
@@ -99,6 +97,7 @@ class BundlesApi:
         self._store = store
         # Because bodies are kept in memory until they are verified, few are read at a time.
         self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._buffers = UploadBuffers()
         # Threads that users take in turn, and others for nodes, whose jobs wait for no upload.
         self._calls = BulkReads(_THREADS)
         self._fetches = ThreadPoolExecutor(_THREADS, thread_name_prefix="code-fetches")
@@ -127,15 +126,16 @@ class BundlesApi:
 
     async def put(self, request: web.Request) -> web.Response:
         user = request[TOKEN].user
-        async with self._turn(user), self._uploads:
-            data = await _body(request, PACK_BYTES_MAX, self.limits.grace_s)
+        body = self._buffers.body(request, PACK_BYTES_MAX, self.limits.grace_s)
+        async with self._turn(user), self._uploads, body as data:
             stored = await self._put(user, self._store.put, user, data, self._now())
         return reply(PackAnswer(stored), 201)
 
     async def put_manifest(self, request: web.Request) -> web.Response:
         sha256, user = _sha256(request), request[TOKEN].user
         async with self._turn(user), self._uploads:
-            data = bytes(await _body(request, MANIFEST_BYTES_MAX, self.limits.grace_s))
+            async with self._buffers.body(request, MANIFEST_BYTES_MAX, self.limits.grace_s) as body:
+                data = bytes(body)
             missing = await self._put(
                 user, self._store.put_manifest, user, sha256, data, self._now()
             )
@@ -347,36 +347,6 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
     view = memoryview(data)
     for at in range(0, len(view), _PIECE_BYTES):
         await response.write(view[at : at + _PIECE_BYTES])
-
-
-async def _body(request: web.Request, most: int, grace_s: float) -> bytearray:
-    """Return a body of bytes. Raises ApiError (408, 413, 415)."""
-    if request.content_type != BYTES:
-        raise ApiError(415, "unsupported_media_type", "the body is not bytes", f"send {BYTES}")
-    data = bytearray()
-    began = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout(grace_s) as limit:
-            async for part in request.content.iter_any():
-                data += part
-                limit.reschedule(began + min(_BODY_S, grace_s + len(data) / _BODY_BYTES_PER_S))
-                if len(data) > most:
-                    raise ApiError(
-                        413,
-                        "body_too_large",
-                        f"the body is larger than {most} bytes",
-                        headers={"Connection": "close"},
-                    )
-    except TimeoutError:
-        raise ApiError(
-            408,
-            "request_timeout",
-            f"the body arrives at less than {_BODY_BYTES_PER_S >> 10} KiB/s, or takes more than "
-            f"{_BODY_S:g} s",
-            "try again, and send smaller packs",
-            headers={"Connection": "close"},
-        ) from None
-    return data
 
 
 def _sha256(request: web.Request) -> str:

@@ -13,7 +13,8 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +70,7 @@ class BundleStore:
         self._folder = folder
         self._chunks = str(folder / _CHUNKS)
         self._change = threading.Lock()
+        self._arriving: Counter[str] = Counter()
         try:
             shutil.rmtree(folder / _INCOMING, ignore_errors=True)
             for name in (_INCOMING, _CHUNKS, _MANIFESTS):
@@ -99,7 +101,7 @@ class BundleStore:
             self._references.add_bundle(user, sha256, found, 0, now)
         return found is not None
 
-    def put(self, user: str, data: bytes | bytearray, now: float) -> int:
+    def put(self, user: str, data: bytes | bytearray | memoryview, now: float) -> int:
         """Store a pack of chunks, on disk when this returns. Returns their number. Raises
         BadPackError, QuotaError and StoreFullError; then nothing of it is kept."""
         self._check_room(len(data))
@@ -112,23 +114,41 @@ class BundleStore:
                 if chunk not in written:
                     _write(f"{incoming}/{chunk}", content)
                     written[chunk] = len(content)
-            with self._change:
-                there = os.listdir(self._folder / _CHUNKS)
-                for name in {chunk[:2] for chunk in written}.difference(there):
-                    (self._folder / _CHUNKS / name).mkdir(mode=0o700)
-                # Content to which users may refer already is replaced by what is on disk. The rest
-                # gets its name first, so that one call syncs content and names.
-                here = [chunk for chunk in written if os.path.exists(self._chunk(chunk))]
-                _sync([f"{incoming}/{chunk}" for chunk in here])
-                for chunk in written:
-                    os.replace(f"{incoming}/{chunk}", self._chunk(chunk))
+            with self._arrival(written):
+                self._rename(incoming, written)
+                # Another pack is written meanwhile.
                 self._sync_stored(written)
-                self._references.add(user, written.items(), now)
+                with self._change:
+                    self._references.add(user, written.items(), now)
         except OSError as error:
             raise _full_or(error, self._folder) from error
         finally:
             shutil.rmtree(incoming, ignore_errors=True)
         return len(written)
+
+    def _rename(self, incoming: Path, chunks: Collection[str]) -> None:
+        with self._change:
+            there = os.listdir(self._folder / _CHUNKS)
+            for name in {chunk[:2] for chunk in chunks}.difference(there):
+                (self._folder / _CHUNKS / name).mkdir(mode=0o700)
+            # Content to which users may refer already is replaced by what is on disk. The rest
+            # gets its name first, so that one call syncs content and names.
+            here = [chunk for chunk in chunks if os.path.exists(self._chunk(chunk))]
+            _sync([f"{incoming}/{chunk}" for chunk in here])
+            for chunk in chunks:
+                os.replace(f"{incoming}/{chunk}", self._chunk(chunk))
+
+    @contextlib.contextmanager
+    def _arrival(self, chunks: Collection[str]) -> Iterator[None]:
+        """Keep chunks that have their names and no references yet."""
+        with self._change:
+            self._arriving.update(chunks)
+        try:
+            yield
+        finally:
+            with self._change:
+                self._arriving.subtract(chunks)
+                self._arriving = +self._arriving
 
     def put_manifest(self, user: str, sha256: str, data: bytes, now: float) -> list[str]:
         """Store a manifest if the user has uploaded all its content; else return what is missing.
@@ -188,8 +208,9 @@ class BundleStore:
             return data
         _log.error("chunk_damaged", chunk=sha256, done="dropped; its users upload it again")
         with self._change:
-            self._references.forget_content(sha256)
-            Path(self._chunk(sha256)).unlink(missing_ok=True)
+            if sha256 not in self._arriving:  # else it is replaced now
+                self._references.forget_content(sha256)
+                Path(self._chunk(sha256)).unlink(missing_ok=True)
         return None
 
     def ticket(self, task: str, bundle: str) -> str:
@@ -237,7 +258,7 @@ class BundleStore:
             for path in (self._folder / _MANIFESTS).iterdir():
                 if path.name not in bundles:
                     path.unlink(missing_ok=True)
-            kept |= self._references.drop_chunks(before, kept)
+            kept |= self._references.drop_chunks(before, kept) | self._arriving.keys()
             removed = 0
             for path in (self._folder / _CHUNKS).glob("??/*"):
                 if path.name not in kept:

@@ -6,15 +6,15 @@ from typing import cast
 
 import pytest
 
+from muster.bundle.manifest import decode
 from muster.bundle.pack import BadPackError, unpack
-from muster.bundle.scan import scan
+from muster.bundle.scan import ScanError, listing, scan
 from muster.bundle.sources import folder_of
-from muster.cli.errors import RefusedError
-from muster.cli.input.code import send_code
+from muster.cli.input.code import Upload
 from muster.client import ApiError, Client
 from muster.http.views import Problem, VersionView
 from tests.cli.conftest import Run
-from tests.client.fake_coordinator import FakeCoordinator
+from tests.client.fake_coordinator import FakeCoordinator, job_view
 
 
 @pytest.fixture
@@ -171,6 +171,66 @@ def test_a_folder_of_many_files_comes_with_the_advice_to_send_none(
     assert b"--set workdir=none" not in named.stderr
 
 
+def test_much_that_is_new_is_sent_while_it_is_read(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    parts = [os.urandom(1 << 20) for _ in range(30)]
+    for number, part in enumerate(parts):
+        (laptop / f"{number}.bin").write_bytes(part)
+    (laptop / "large.bin").write_bytes(b"".join(parts))
+    (laptop / "same.bin").write_bytes(parts[0])
+    (laptop / "empty").touch()
+    done = run("submit", "-f", "laptop/job.yaml")
+    assert done.returncode == 0, done.stderr
+    ((sha256, manifest),) = fake.script.bundles.items()
+    chunks = decode(manifest).chunks()
+    assert fake.script.chunks.keys() == chunks.keys()
+    assert b"sent 62.9 MB of code in 42 new pieces" in done.stderr
+    asked = list(fake.script.requests)
+    # The coordinator was asked for each part as it was read, so not for the whole again.
+    assert f"GET /v1/bundles/{sha256}" not in asked
+    assert asked.count("POST /v1/blobs") <= asked.count("POST /v1/blobs:missing") <= 6
+    fake.script.requests.clear()
+    fake.script.bundles.clear()
+    again = run("submit", "-f", "laptop/job.yaml", XDG_CACHE_HOME=str(laptop.parent / "other"))
+    assert again.returncode == 0, again.stderr
+    assert b"new piece" not in again.stderr
+    assert "POST /v1/blobs" not in fake.script.requests
+    assert sha256 in fake.script.bundles
+
+
+def test_names_that_cannot_travel_are_refused_before_content_is_sent(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    (laptop / "large.bin").write_bytes(os.urandom(5 << 20))
+    (laptop / "TRAIN.py").touch()
+    done = run("submit", "-f", "laptop/job.yaml")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"'TRAIN.py' and 'train.py' differ only by case" in done.stderr
+    assert not [line for line in fake.script.requests if "blobs" in line]
+
+
+def test_rerun_ship_names_the_folder_and_what_looks_like_a_secret(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    assert run("submit", "-f", "laptop/job.yaml").returncode == 0
+    (sha256,) = fake.script.bundles
+    fake.put(job_view(42, user="alice", spec={"workdir": {"bundle": sha256}}))
+    fake.script.version = VersionView("0.1.0", 1, 1, 7, user="bob", role="operator")
+    (laptop / ".env").write_text("TOKEN=1")
+    fake.script.requests.clear()
+    theirs = run("rerun", "42", "--ship")
+    assert (theirs.returncode, theirs.stdout) == (125, b"")
+    assert b"only alice and the role admin may submit it again" in theirs.stderr
+    assert all(line.startswith("GET") for line in fake.script.requests)
+    for user, role in (("alice", "user"), ("root", "admin")):
+        fake.script.version = VersionView("0.1.0", 1, 1, 7, user=user, role=role)
+        done = run("rerun", "42", "--ship")
+        assert f"code: {laptop} (5 files".encode() in done.stderr
+        assert b"look like secrets: .env" in done.stderr
+    assert len(fake.script.bundles) == 2
+
+
 class Verifies:
     """A coordinator that has nothing yet, and refuses content that is not what its name says."""
 
@@ -192,13 +252,14 @@ def test_a_file_that_changes_before_it_is_sent_is_named(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code = scan(laptop, tmp_path / "cache")
+    upload = Upload(cast("Client", Verifies()), listing(laptop))
     for text in ("yy", "y", ""):
         (laptop / "src/a.py").write_text(text)
-        with pytest.raises(RefusedError, match=r"src/a\.py has changed since it was read"):
-            send_code(cast("Client", Verifies()), code)
+        with pytest.raises(ScanError, match=r"src/a\.py has changed since it was read"):
+            upload.finish(code)
     (laptop / "src/a.py").unlink()
-    with pytest.raises(RefusedError, match=r"src/a\.py cannot be read"):
-        send_code(cast("Client", Verifies()), code)
+    with pytest.raises(ScanError, match=r"src/a\.py cannot be read"):
+        upload.finish(code)
     assert folder_of(tmp_path / "cache/muster/code", code.sha256) is None
 
 

@@ -69,6 +69,17 @@ async def test_validate_warns_of_nodes_that_are_away(coordinator: CoordinatorPro
         ]
 
 
+async def test_validate_warns_of_more_ranks_than_gpus(coordinator: CoordinatorProcess) -> None:
+    async with connect(coordinator, "g1") as agent, user_of(coordinator) as user:
+        inventory = Inventory("127.0.0.1", machine_id="g1", cpus=4, gpus=2, pool="two")
+        await agent.hello(inventory=inventory)
+        for ranks, warned in ((4, True), (2, False)):
+            job = {"run": "x.py", "nodes": 1, "nproc_per_node": ranks, "pool": "two"}
+            async with user.http.post("/v1/jobs:validate", json=job) as answer:
+                warnings = (await answer.json())["warnings"]
+            assert any("the nodes have 2 GPUs at most" in said for said in warnings) is warned
+
+
 async def test_the_spec_and_the_environment_of_a_job(coordinator: CoordinatorProcess) -> None:
     async with user_and_node(coordinator) as (user, agent):
         env = {"A": "b", "MY_API_KEY": "canary-5512"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from muster.spec.checks.advice import advice
 from muster.spec.errors import SpecError, SpecProblem
 from muster.spec.model import NumaBinding
 from muster.spec.parse import parse_job
@@ -51,3 +52,15 @@ def test_numa_binding_where_it_cannot_be(text: str, expected: str) -> None:
     (problem,) = problems_of(text)
     assert problem.field == "resources.numa_binding"
     assert expected in problem.hint
+
+
+def test_more_ranks_than_gpus_are_named() -> None:
+    def named(text: str) -> list[str]:
+        return [said.partition(":")[0] for said in advice(parse_job(f"run: train.py\n{text}"))]
+
+    assert named("resources: {gpu: 2}\nnproc_per_node: 4") == ["nproc_per_node"]
+    worker = "roles: {worker: {nproc_per_node: 3}}\n"
+    assert named(f"resources: {{gpu: 2}}\n{worker}") == ["roles.worker.nproc_per_node"]
+    assert named("resources: {gpu: 4}\nnproc_per_node: 4") == []
+    assert named("resources: {gpu: 0}\nnproc_per_node: 4") == []
+    assert named("nproc_per_node: 4") == []

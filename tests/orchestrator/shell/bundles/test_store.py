@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -161,6 +161,31 @@ def test_damaged_content_is_sent_again(store: BundleStore, tmp_path: Path) -> No
     assert store.missing("ann", [digest(b"one")], 1.0) == [digest(b"one")]
     assert put(store, "ann", 2.0, b"one") == name
     assert store.chunk(digest(b"one")) == b"one"
+
+
+class _Swept(BundleStore):
+    """A store that is swept, and read by a node, while a pack is synced to disk."""
+
+    def _sync_stored(self, chunks: Collection[str]) -> None:
+        self.collect((), 1000.0)
+        for chunk in chunks:
+            assert self.chunk(chunk) is not None
+            path = Path(self._chunk(chunk))
+            content = path.read_bytes()
+            path.write_bytes(b"damaged")
+            assert self.chunk(chunk) is None
+            path.write_bytes(content)
+        super()._sync_stored(chunks)
+
+
+def test_content_on_its_way_to_the_disk_is_not_swept(tmp_path: Path) -> None:
+    swept = _Swept(tmp_path / "bundles", LIMITS)
+    with contextlib.closing(swept):
+        name = put(swept, "ann", 1.0, b"one", b"two")
+        assert chunks(tmp_path) == {digest(b"one"), digest(b"two")}
+        assert swept.bundle("ann", name, 1.0) == (2, 6)
+        swept.collect((), 1000.0)
+        assert not chunks(tmp_path)
 
 
 def test_many_small_chunks_in_one_pack(tmp_path: Path) -> None:
