@@ -18,6 +18,7 @@ from msgspec import structs
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.spec.model import Rdma
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.node import ITSELF
@@ -194,6 +195,10 @@ class _Pass(Planner):
             return True
         if booking.start == math.inf or len(nodes) > CHANGED_MAX:
             return False
+        if booking.start <= self.now.mono + LATER_S:
+            return False  # no start is earlier by so much, but it may start now
+        if job.avoid or job.spec.rdma is Rdma.REQUIRED:
+            return False  # a changed node decides which of the others it may have
         if any(it.node in nodes or it.node in touched for it in booking.shares):
             return False
         before = booking.start - LATER_S

@@ -22,7 +22,7 @@ from orchestrator.core.model.plan import (
     QueueEvent,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.gpus import given, share_of
+from orchestrator.core.scheduling.gpus import free_gpus, given, share_of
 from orchestrator.core.scheduling.placement import why_there
 from orchestrator.core.scheduling.planned_ends import (
     begun,
@@ -227,7 +227,8 @@ class Planner:
         found, trial = self.profile.judge(job, start, end, ignored, booking.nodes)
         if set(found) != set(booking.nodes):
             return False
-        if end != booking.end:
+        if end != booking.end or not all(_is_free(trial, share) for share in booking.shares):
+            # Otherwise another job may count on the GPUs that this one leaves, and lose them again.
             again = booking_of(trial, job, found, booking.start, end)
             self.profile.book(job.id, again)
         return True
@@ -249,7 +250,7 @@ class Planner:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
         profile.hold(job.id, booking_of(trial, job, gang, now, end))
         profile.spent += PLACED_WORK
-        self.ends[job.id] = begun(job, end)
+        self.ends[job.id] = begun(job, self.now, end)
         self.facts.append(
             AttemptPlaced(job.id, job.next_attempt, gang, why, gpus if any(gpus) else ())
         )
@@ -312,6 +313,14 @@ class Planner:
         if self.promises.get(job.id) == math.inf:
             return QueueEvent(MoveCause.RESTART)
         return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
+
+
+def _is_free(trial: State, share: PlannedShare) -> bool:
+    """True if the booked GPUs are free in a hypothetical state, and not only as many others."""
+    if not share.gpus:
+        return True
+    free = {gpu.uuid for gpu in free_gpus(trial, trial.nodes[share.node])}
+    return free.issuperset(share.gpus)
 
 
 def booking_of(
