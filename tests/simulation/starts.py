@@ -20,8 +20,7 @@ from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.plan import MoveCause as M
 from orchestrator.core.model.plan import QueueEvent
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
-from orchestrator.core.scheduling.planner import LATER_S
+from orchestrator.core.scheduling.planned_ends import CLEAN_S, LATER_S, START_S
 from tests.simulation.world import Violation, World
 
 _ROUNDING_S = 1e-3

@@ -27,7 +27,8 @@ from orchestrator.core.model.plan import (
     QueuePlan,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planner import LATER_S, Planner, queues_of
+from orchestrator.core.scheduling.planned_ends import LATER_S
+from orchestrator.core.scheduling.planner import Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
 WORK_MAX: Final = 4_000
@@ -77,8 +78,13 @@ def is_booked(state: State, job: Job, node: NodeName) -> bool:
     """True if a waiting job needs the node before the running job has ended."""
     planned = state.plan.ends.get(job.id)
     ends = math.inf if planned is None else planned.at
+    names, inventory = {node}, state.nodes[node].inventory
+    if inventory.shared_host:
+        # Agents of one machine hold each other's GPUs.
+        machine = inventory.machine_id
+        names |= {it.name for it in state.nodes.values() if it.inventory.machine_id == machine}
     return any(
-        node in booking.nodes and (booking.start < ends or ends == math.inf)
+        not names.isdisjoint(booking.nodes) and (booking.start < ends or ends == math.inf)
         for booking in state.plan.bookings.values()
     )
 

@@ -20,6 +20,8 @@ START_S: Final = 60.0
 """Time planned from the placement of a gang to the start of its time limit."""
 CLEAN_S: Final = 10.0
 """Time planned from the end of the grace period until the nodes are free."""
+LATER_S: Final = 1.0
+"""A start that is later by less is the same promise."""
 SLIP_S: Final = 60.0
 """An attempt that is late is planned to end this much later than planned, then twice as much."""
 
@@ -62,7 +64,11 @@ def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant)
     ):
         return before
     found = PlannedEnd(attempt.number, stage, since, limit_s, grace_s, drains, 0.0)
-    return structs.replace(found, at=_end_at(job, found, now))
+    at = _end_at(job, found, now)
+    if before is not None and before.at < at < before.at + LATER_S:
+        # No event explains so little, and a booking may begin just then.
+        at = before.at
+    return structs.replace(found, at=at)
 
 
 def _deadlines(

@@ -25,6 +25,7 @@ from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import free_gpus, given, share_of
 from orchestrator.core.scheduling.placement import why_there
 from orchestrator.core.scheduling.planned_ends import (
+    LATER_S,
     begun,
     duration_s,
     expected_end,
@@ -36,8 +37,6 @@ PLACED_WORK: Final = 300
 """The work of a placement, with all that follows from it."""
 STARTS_TRIED: Final = 16
 """Number of possible starts that are judged for one booking."""
-LATER_S: Final = 1.0
-"""A start that is later by less is the same promise."""
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 

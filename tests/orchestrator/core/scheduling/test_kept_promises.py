@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.states import TaskState
+from muster.spec.model import Rendezvous
 from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId
 from orchestrator.core.facts.inputs import ChangeReceived
-from orchestrator.core.scheduling.planned_ends import CLEAN_S
+from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task, task_report
 from tests.orchestrator.core.scheduling.test_backfill import (
     HOUR,
@@ -17,8 +21,8 @@ from tests.orchestrator.core.scheduling.test_backfill import (
     promised_in_s,
     waits,
 )
+from tests.orchestrator.core.scheduling.test_gpus import gpu, part
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
-from tests.orchestrator.core.scheduling.test_gpus import part
 
 
 def restarted(cluster: Cluster) -> Cluster:
@@ -165,3 +169,44 @@ def test_a_job_is_held_and_released_at_once_before_the_nodes_are_back() -> None:
     again.pass_time(2 * again.limits.lease_s)
     assert again.job(2).starts_by is None
     assert waits(again, 2)
+
+
+def test_an_end_that_is_a_little_later_than_planned_breaks_no_promise() -> None:
+    cluster = cluster_of(2)
+    for job in (1, 2):
+        cluster.submit(limited(1000.0))
+        cluster.run_gang(job)
+    cluster.submit(limited(HOUR, nodes=2))
+    cluster.cancel(1)
+    # From the end of job 1 to the end of job 2, to the second.
+    cluster.submit(limited(1000.0 - START_S - 30 - CLEAN_S))
+    assert [promised_in_s(cluster, job) for job in (3, 4)] == [1040.0, 40.0]
+    cluster.beat(30.05)
+    cluster.cancel(1, force=True)
+    cluster.submit(limited(HOUR, nodes=2))
+    assert moves(cluster, 4) == []
+
+
+def test_an_elastic_gang_does_not_grow_into_a_promise_of_another_agent_of_the_machine() -> None:
+    pools = {"small": PoolPolicy(), "big": PoolPolicy()}
+    cluster = Cluster(pools=pools)
+    for name, machine, pool in (
+        ("s1", "m1", "small"),
+        ("s2", "m2", "small"),
+        ("b2", "m2", "big"),
+        ("b3", "m3", "big"),
+    ):
+        devices = tuple(gpu(number, machine) for number in range(2))
+        more: dict[str, Any] = {"machine_id": machine, "shared_host": True, "pool": pool}
+        join_with_gpus(cluster, name, devices=devices, **more)
+    cluster.submit(part(2, time_limit_s=600.0, pool="big"))
+    cluster.submit(part(2, time_limit_s=1000.0, pool="big"))
+    cluster.submit(part(2, nodes=2, time_limit_s=600.0, pool="big"))
+    elastic: dict[str, Any] = {"max_nodes": 2, "rendezvous": Rendezvous.C10D, "pool": "small"}
+    cluster.submit(part(1, **elastic))
+    cluster.run_gang(4)
+    for name in cluster.run_gang(1):
+        cluster.finish(name)
+    assert cluster.job(3).starts_by is not None
+    assert [task.node for task in cluster.job(4).attempts[0].tasks] == ["s1"]
+    assert moves(cluster, 3) == []
