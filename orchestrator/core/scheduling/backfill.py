@@ -320,7 +320,7 @@ class _Pass(Planner):
                 self.facts.append(moved)
 
     def _wakes_at(self, placed: AbstractSet[JobId]) -> float | None:
-        """The time of the next pass if nothing happens: a promise is over, or a pass unfinished.
+        """The time of the next pass if nothing happens: a promise or an end is due, or it goes on.
 
         A gang that was placed makes another pass due, which a long one leaves to a later turn.
         """
@@ -329,5 +329,8 @@ class _Pass(Planner):
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
         due += [at + LATER_S for at in self.promises.values() if at < math.inf]
         due += [self.returns_at] if self.restored else []
+        if due:
+            # An attempt that is late moves bookings, and frees other nodes that they have.
+            due += [at for at in self.expected.values() if at < math.inf]
         later = [at for at in due if at > self.now.mono]
         return min(later, default=None)

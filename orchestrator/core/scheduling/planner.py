@@ -78,15 +78,15 @@ class Planner:
             for name in sorted(known)
             if self._is_queued(name) and state.jobs[name].starts_by is not None
         }
-        expected = {
+        self.expected = {
             name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
         }
-        self._note_late(plan.ends, expected)
+        self._note_late(plan.ends, self.expected)
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
         # The wall clock decides nothing, so promises of an earlier process are made anew.
         restored = self.promises if plan.began is None else plan.restored
         self.restored = {name for name in restored if name in self.promises}
-        self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
+        self.profile = Profile(state, self.expected, bookings, now, self.returns_at, lease_s)
         self.unsettled = set(bookings)
         self.facts: list[Fact] = []
 

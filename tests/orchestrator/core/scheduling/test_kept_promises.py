@@ -8,7 +8,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.states import TaskState
 from muster.spec.model import Rendezvous
 from orchestrator.core.engine.guarded_turn import guarded_turns
-from orchestrator.core.facts.effects import RequestId
+from orchestrator.core.facts.effects import RequestId, Timer, TimerKind
 from orchestrator.core.facts.inputs import ChangeReceived
 from orchestrator.core.model.plan import PoolPolicy
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
@@ -210,3 +210,17 @@ def test_an_elastic_gang_does_not_grow_into_a_promise_of_another_agent_of_the_ma
     assert cluster.job(3).starts_by is not None
     assert [task.node for task in cluster.job(4).attempts[0].tasks] == ["s1"]
     assert moves(cluster, 3) == []
+
+
+def test_the_queues_are_looked_at_when_an_attempt_is_late() -> None:
+    cluster = cluster_of(3)
+    cluster.submit(limited(600.0))
+    cluster.submit(limited(1000.0))
+    for job in (1, 2):
+        cluster.run_gang(job)
+    cluster.submit(limited(HOUR, nodes=3))
+    promised = cluster.job(3).starts_by
+    cluster.cancel(2)
+    (late,) = [it.at for name, it in cluster.state.plan.ends.items() if name == 2]
+    assert cluster.timers[Timer(TimerKind.QUEUE)] == late
+    assert cluster.job(3).starts_by == promised
