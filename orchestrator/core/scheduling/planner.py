@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Final
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.timestamp import timestamp
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact
 from orchestrator.core.facts.queue import StartMoved
 from orchestrator.core.model.job import JobPhase
@@ -247,14 +249,41 @@ class Planner:
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
+        ahead = self._ahead_of(job, gang, end)
         profile.hold(job.id, booking_of(trial, job, gang, now, end))
         profile.spent += PLACED_WORK
         self.ends[job.id] = begun(job, self.now, end)
-        self.facts.append(
-            AttemptPlaced(job.id, job.next_attempt, gang, why, gpus if any(gpus) else ())
-        )
+        shares = gpus if any(gpus) else ()
+        self.facts.append(AttemptPlaced(job.id, job.next_attempt, gang, why, shares, ahead=ahead))
         self.unsettled.discard(job.id)
         return True
+
+    def _ahead_of(self, job: Job, gang: Sequence[NodeName], end: float) -> str:
+        """Why a start before the jobs ahead in the queue delays the first of them by nothing; empty
+        if none waits there.
+        """
+        queue = self.state.queues[job.spec.pool]
+        placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}
+        before = islice(queue, bisect_left(queue, (-job.spec.priority, job.id)))
+        first = next((name for _, name in before if name not in placed), None)
+        if first is None:
+            return ""
+        booking = self.profile.bookings.get(first)
+        if booking is None:
+            why = "it has no planned start"
+        elif end <= booking.start < math.inf:
+            kind = "promise" if first in self.promises else "planned start"
+            why = f"ends by {self._clock(end)}, before its {kind} at {self._clock(booking.start)}"
+        elif booking.start == math.inf:
+            why = "its start is unknown"
+        elif set(gang).isdisjoint(booking.nodes):
+            why = f"it starts elsewhere, at {self._clock(booking.start)}"
+        else:
+            why = "there is room for both"
+        return f"started ahead of job {first}: {why}"
+
+    def _clock(self, at: float) -> str:
+        return f"{timestamp(self.now.wall + at - self.now.mono):%Y-%m-%dT%H:%M:%SZ}"
 
     def _earliest(self, job: Job, before: float, ignored: set[JobId]) -> Booking | None:
         """The earliest booking that starts before `before`, or None."""
