@@ -22,7 +22,7 @@ def short_world(seed: int) -> Cluster:
     return Cluster(seed, policy=PoolPolicy(mode), shares_looks=True, trouble_s=TROUBLE_S)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(WORLDS.start, WORLDS.stop, BLOCK))
 def test_promised_starts_are_kept_in_short_worlds(first: int) -> None:
@@ -33,7 +33,7 @@ def test_promised_starts_are_kept_in_short_worlds(first: int) -> None:
     assert met["start_moved"] >= BLOCK // 10, met
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", queued.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found_in_short_worlds(

@@ -11,7 +11,9 @@ from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId, Timer, TimerKind
 from orchestrator.core.facts.inputs import ChangeReceived
 from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.state import Share
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
+from orchestrator.core.scheduling.timeline import Held, shares_at_peak
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task, task_report
 from tests.orchestrator.core.scheduling.test_backfill import (
     HOUR,
@@ -224,3 +226,14 @@ def test_the_queues_are_looked_at_when_an_attempt_is_late() -> None:
     (late,) = [it.at for name, it in cluster.state.plan.ends.items() if name == 2]
     assert cluster.timers[Timer(TimerKind.QUEUE)] == late
     assert cluster.job(3).starts_by == promised
+
+
+def test_bookings_that_follow_each_other_need_their_cpus_one_after_the_other() -> None:
+    def held(job: int, start: float, end: float, cpus: int) -> Held:
+        return Held(JobId(job), start, end, Share((f"GPU-{job}",), False, cpus, 0))
+
+    shares = shares_at_peak([held(1, 0, 90, 2), held(2, 190, 300, 2), held(3, 10, 270, 5)], 5.0)
+    assert sum(share.cpus for share in shares) == 7
+    assert [share.gpus for share in shares] == [("GPU-1",), ("GPU-2",), ("GPU-3",)]
+    shares = shares_at_peak([held(1, 0, 90, 2), held(2, 50, 300, 4)], 5.0)
+    assert sum(share.cpus for share in shares) == 6
