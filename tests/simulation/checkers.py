@@ -104,6 +104,9 @@ class Checkers:
         wrong = check(state)
         if wrong:
             self.fail(f"books: {wrong[0]}")
+        due = state.plan.wakes_at
+        if due is not None and due <= now.mono:
+            return  # a timer makes the coordinator look at the queues, in a turn of its own
         self._idle(state, now)
         placed, joined = _next_start(state, now, limits), next_join(state, now)
         if placed is not None or joined is not None:

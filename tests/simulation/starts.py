@@ -20,10 +20,10 @@ from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.plan import MoveCause as M
 from orchestrator.core.model.plan import QueueEvent
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
-from orchestrator.core.scheduling.planner import LATER_S
+from orchestrator.core.scheduling.planned_ends import CLEAN_S, LATER_S, START_S
 from tests.simulation.world import Violation, World
 
+SLOW_SYNC_S = 4.0
 _ROUNDING_S = 1e-3
 Subject = JobId | NodeName | None
 
@@ -162,7 +162,8 @@ class Starts:
         limit_s, started = job.spec.time_limit_s, self.started.get(job.id)
         if limit_s is not None and started is not None and since > started + limit_s + LATER_S:
             return True  # the report of the end of the limit came late
-        return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1
+        # The coordinator counts from the request, which may have waited for a slow commit.
+        return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1 - SLOW_SYNC_S
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(f"promise: {text}")

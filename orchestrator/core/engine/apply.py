@@ -93,6 +93,8 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         job.attempts.append(
             Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why, lease_s=fact.lease_s)
         )
+        if fact.ahead:
+            job.attempts[-1].changes.add(at, fact.ahead)
         for task in tasks:
             _take(state, job, task)
         return

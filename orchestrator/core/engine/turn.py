@@ -26,6 +26,7 @@ from orchestrator.core.facts.jobs import (
     StopRequested,
     TaskExited,
 )
+from orchestrator.core.facts.queue import StartMoved
 from orchestrator.core.facts.service import HardwareReported, NodeDrained
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.leases import lease_of, margin_s
@@ -131,13 +132,16 @@ def _backfill(state: State, due: Due, now: Instant, limits: Limits, done: Turn) 
     lease_s = limits.lease_s + margin_s(limits.lease_s)
     found = schedule(state, due.events, now, lease_s, freed=due.freed)
     again = found
+    # A promise that moved later no longer keeps its nodes from the jobs before it.
+    moved = any(isinstance(fact, StartMoved) for fact in found)
     while again:
         leased = [_with_lease(state, fact, limits) for fact in again]
         _apply_with_reactions(state, leased, now, limits, done)
         # A gang that started elsewhere than planned may have left room for others.
         placed = any(isinstance(fact, AttemptPlaced) for fact in again)
         goes_on = state.plan.wakes_at == now.mono  # by the timer below
-        again = schedule(state, [], now, lease_s) if placed and not goes_on else []
+        again = schedule(state, [], now, lease_s) if (placed or moved) and not goes_on else []
+        moved = False
     if (at := state.plan.wakes_at) is not None and found:
         done.effects.append(SetTimer(Timer(TimerKind.QUEUE), at))
 

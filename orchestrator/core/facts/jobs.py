@@ -129,15 +129,16 @@ class CancelRequested(JobFact, Inert, durability=SYNC, reschedules=False, milest
 class AttemptPlaced(AttemptFact, durability=SYNC, reschedules=True, milestone=True):
     """The gang: `nodes` in node-rank order, the launcher first. They are taken from here on.
 
-    `why` explains the choice in words. `gpus` has, for each node, the UUIDs of the gang's GPUs, or
-    () for the whole node. If `gpus` is empty, the gang has every node as a whole. `lease_s` is the
-    lease of its tasks in seconds, None if they have none.
+    `why` explains the choice in words, and `ahead` why a start before other jobs delays none.
+    `gpus` has, for each node, the UUIDs of the gang's GPUs, or () for the whole node. If it is
+    empty, the gang has every node as a whole. `lease_s`: seconds; None if its tasks have no lease.
     """
 
     nodes: tuple[NodeName, ...]
     why: str = ""
     gpus: tuple[tuple[str, ...], ...] = ()
     lease_s: float | None = None
+    ahead: str = ""
 
     def describe(self) -> str:
         return f"placed on {', '.join(self.nodes)}"

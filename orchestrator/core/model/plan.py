@@ -126,6 +126,14 @@ class Booking(msgspec.Struct, frozen=True):
         return tuple(share.node for share in self.shares)
 
 
+class Deadline(msgspec.Struct, frozen=True):
+    """The time at which a drain of a node ends its jobs. `number` is that of the drain."""
+
+    node: NodeName
+    number: int
+    at: float
+
+
 class PlannedEnd(msgspec.Struct, frozen=True):
     """The time at which an attempt has released its nodes, as planned when its other fields last
     changed.
@@ -136,7 +144,7 @@ class PlannedEnd(msgspec.Struct, frozen=True):
     since: float
     limit_s: float
     grace_s: float
-    drains: int
+    drains: tuple[Deadline, ...]
     at: float
 
 

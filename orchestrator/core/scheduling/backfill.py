@@ -20,6 +20,7 @@ from msgspec import structs
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.spec.model import Rdma
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.node import ITSELF
@@ -28,7 +29,8 @@ from orchestrator.core.model.plan import (
     QueuePlan,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planner import LATER_S, Planner, queues_of
+from orchestrator.core.scheduling.planned_ends import LATER_S
+from orchestrator.core.scheduling.planner import Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
 WORK_MAX: Final = 4_000
@@ -80,8 +82,13 @@ def is_booked(state: State, job: Job, node: NodeName) -> bool:
     """True if a waiting job needs the node before the running job has ended."""
     planned = state.plan.ends.get(job.id)
     ends = math.inf if planned is None else planned.at
+    names, inventory = {node}, state.nodes[node].inventory
+    if inventory.shared_host:
+        # Agents of one machine hold each other's GPUs.
+        machine = inventory.machine_id
+        names |= {it.name for it in state.nodes.values() if it.inventory.machine_id == machine}
     return any(
-        node in booking.nodes and (booking.start < ends or ends == math.inf)
+        not names.isdisjoint(booking.nodes) and (booking.start < ends or ends == math.inf)
         for booking in state.plan.bookings.values()
     )
 
@@ -198,6 +205,10 @@ class _Pass(Planner):
             return True
         if booking.start == math.inf or len(nodes) > CHANGED_MAX:
             return False
+        if booking.start <= self.now.mono + LATER_S:
+            return False  # no start is earlier by so much, but it may start now
+        if job.avoid or job.spec.rdma is Rdma.REQUIRED:
+            return False  # a changed node decides which of the others it may have
         if any(it.node in nodes or it.node in touched for it in booking.shares):
             return False
         before = booking.start - LATER_S
@@ -339,7 +350,7 @@ class _Pass(Planner):
                 self.facts.append(moved)
 
     def _wakes_at(self, placed: AbstractSet[JobId]) -> float | None:
-        """The time of the next pass if nothing happens: a promise is over, or a pass unfinished.
+        """The time of the next pass if nothing happens: a promise or an end is due, or it goes on.
 
         A gang that was placed makes another pass due, which a long one leaves to a later turn.
         """
@@ -348,5 +359,8 @@ class _Pass(Planner):
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
         due += [at + LATER_S for at in self.promises.values() if at < math.inf]
         due += [self.returns_at] if self.restored else []
+        if due:
+            # An attempt that is late moves bookings, and frees other nodes that they have.
+            due += [at for at in self.expected.values() if at < math.inf]
         later = [at for at in due if at > self.now.mono]
         return min(later, default=None)

@@ -13,13 +13,15 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
 from orchestrator.core.model.leases import over_at
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.plan import PlannedEnd
+from orchestrator.core.model.plan import Deadline, PlannedEnd
 from orchestrator.core.model.state import Attempt, Job, State
 
 START_S: Final = 60.0
 """Time planned from the placement of a gang to the start of its time limit."""
 CLEAN_S: Final = 10.0
 """Time planned from the end of the grace period until the nodes are free."""
+LATER_S: Final = 1.0
+"""A start that is later by less is the same promise."""
 SLIP_S: Final = 60.0
 """An attempt that is late is planned to end this much later than planned, then twice as much."""
 
@@ -35,50 +37,72 @@ def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant)
     """Plan the end of the job's current attempt; keeps the plan if its reasons are the same."""
     attempt = job.current
     assert attempt is not None
+    if before is not None and before.attempt != attempt.number:
+        before = None
+    drains: tuple[Deadline, ...] = ()
+    began = state.running.get(job.id)
     if attempt.phase is AttemptPhase.STOPPING:
         grace_s = stop_grace_s(job, attempt) or 0.0
-        stage, since, limit_s, drained = "stop", 0.0, 0.0, 0
+        stage, since, limit_s = "stop", 0.0, 0.0
     else:
-        began = state.running.get(job.id)
-        stage, since = ("start", 0.0) if began is None else ("run", began)
+        stage, since = "start", now.mono
+        if began is not None:
+            stage, since = "run", began
+        elif before is not None and before.stage == stage:
+            since = before.since
         limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
-        grace_s, drained = job.spec.stop.grace_s, 0
-        for task in attempt.tasks:
-            drain = state.nodes[task.node].drain if task.present else None
-            if drain is not None and drain.left_s is not None:
-                drained = max(drained, drain.number)
+        grace_s = job.spec.stop.grace_s
+        drains = _deadlines(state, attempt, () if before is None else before.drains, now)
     if (
         before is not None
         # What an agent reports again about the beginning of a run differs a little.
         and abs(before.since - since) < CLEAN_S / 2
-        and before.attempt == attempt.number
         and before.stage == stage
         and before.limit_s == limit_s
         and before.grace_s == grace_s
-        and before.drains == drained
+        and before.drains == drains
     ):
         return before
-    found = PlannedEnd(attempt.number, stage, since, limit_s, grace_s, drained, 0.0)
-    return structs.replace(found, at=_end_at(state, job, attempt, found, now))
+    found = PlannedEnd(attempt.number, stage, since, limit_s, grace_s, drains, 0.0)
+    at = _end_at(job, found, now)
+    if before is not None and before.at < at < before.at + LATER_S:
+        # No event explains so little, and a booking may begin just then.
+        at = before.at
+    return structs.replace(found, at=at)
 
 
-def begun(job: Job, end: float) -> PlannedEnd:
+def _deadlines(
+    state: State, attempt: Attempt, known: tuple[Deadline, ...], now: Instant
+) -> tuple[Deadline, ...]:
+    """The deadlines of drained nodes of the attempt.
+
+    One that is known stays as it is: what is left of it was recorded some time ago.
+    """
+    found = []
+    before = {(it.node, it.number): it for it in known}
+    for task in attempt.present:
+        drain = state.nodes[task.node].drain
+        if drain is not None and drain.left_s is not None:
+            new = Deadline(task.node, drain.number, now.mono + drain.left_s)
+            found.append(before.get((task.node, drain.number), new))
+    return tuple(found)
+
+
+def begun(job: Job, now: Instant, end: float) -> PlannedEnd:
     """The planned end of an attempt that is placed now."""
     limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
     grace_s = job.spec.stop.grace_s
-    return PlannedEnd(job.next_attempt, "start", 0.0, limit_s, grace_s, 0, end)
+    return PlannedEnd(job.next_attempt, "start", now.mono, limit_s, grace_s, (), end)
 
 
-def _end_at(state: State, job: Job, attempt: Attempt, found: PlannedEnd, now: Instant) -> float:
+def _end_at(job: Job, found: PlannedEnd, now: Instant) -> float:
     rest_s = found.grace_s + CLEAN_S
     if found.stage == "stop":
         return now.mono + rest_s
-    began = found.since if found.stage == "run" else now.mono + START_S
+    began = found.since if found.stage == "run" else found.since + START_S
     ends = [began + found.limit_s + rest_s]
     if not job.spec.elastic:
-        drains = [state.nodes[task.node].drain for task in attempt.present]
-        left = [it.left_s for it in drains if it is not None and it.left_s is not None]
-        ends += [now.mono + left_s + rest_s for left_s in left]
+        ends += [it.at + rest_s for it in found.drains]
     return min(ends)
 
 

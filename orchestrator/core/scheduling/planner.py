@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Final
 
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
+from muster.protocol.timestamp import timestamp
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact
 from orchestrator.core.facts.queue import StartMoved
 from orchestrator.core.model.job import JobPhase
@@ -22,9 +24,10 @@ from orchestrator.core.model.plan import (
     QueueEvent,
 )
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.gpus import given, share_of
+from orchestrator.core.scheduling.gpus import free_gpus, given, share_of
 from orchestrator.core.scheduling.placement import why_there
 from orchestrator.core.scheduling.planned_ends import (
+    LATER_S,
     begun,
     duration_s,
     expected_end,
@@ -36,8 +39,6 @@ PLACED_WORK: Final = 300
 """The work of a placement, with all that follows from it."""
 STARTS_TRIED: Final = 16
 """Number of possible starts that are judged for one booking."""
-LATER_S: Final = 1.0
-"""A start that is later by less is the same promise."""
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 
@@ -79,15 +80,15 @@ class Planner:
             for name in sorted(known)
             if self._is_queued(name) and state.jobs[name].starts_by is not None
         }
-        expected = {
+        self.expected = {
             name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
         }
-        self._note_late(plan.ends, expected)
+        self._note_late(plan.ends, self.expected)
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
         # The wall clock decides nothing, so promises of an earlier process are made anew.
         restored = self.promises if plan.began is None else plan.restored
         self.restored = {name for name in restored if name in self.promises}
-        self.profile = Profile(state, expected, bookings, now, self.returns_at, lease_s)
+        self.profile = Profile(state, self.expected, bookings, now, self.returns_at, lease_s)
         self.unsettled = set(bookings)
         # On which a verdict may have changed since the last pass.
         self.changed: AbstractSet[NodeName] = state.nodes.keys()
@@ -231,7 +232,8 @@ class Planner:
         found, trial = self.profile.judge(job, start, end, ignored, booking.nodes)
         if set(found) != set(booking.nodes):
             return False
-        if end != booking.end:
+        if end != booking.end or not all(_is_free(trial, share) for share in booking.shares):
+            # Otherwise another job may count on the GPUs that this one leaves, and lose them again.
             again = booking_of(trial, job, found, booking.start, end)
             self.profile.book(job.id, again)
         return True
@@ -263,14 +265,41 @@ class Planner:
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
+        ahead = self._ahead_of(job, gang, end)
         profile.hold(job.id, booking_of(trial, job, gang, now, end))
         profile.spent += PLACED_WORK
-        self.ends[job.id] = begun(job, end)
-        self.facts.append(
-            AttemptPlaced(job.id, job.next_attempt, gang, why, gpus if any(gpus) else ())
-        )
+        self.ends[job.id] = begun(job, self.now, end)
+        shares = gpus if any(gpus) else ()
+        self.facts.append(AttemptPlaced(job.id, job.next_attempt, gang, why, shares, ahead=ahead))
         self.unsettled.discard(job.id)
         return True
+
+    def _ahead_of(self, job: Job, gang: Sequence[NodeName], end: float) -> str:
+        """Why a start before the jobs ahead in the queue delays the first of them by nothing; empty
+        if none waits there.
+        """
+        queue = self.state.queues[job.spec.pool]
+        placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}
+        before = islice(queue, bisect_left(queue, (-job.spec.priority, job.id)))
+        first = next((name for _, name in before if name not in placed), None)
+        if first is None:
+            return ""
+        booking = self.profile.bookings.get(first)
+        if booking is None:
+            why = "it has no planned start"
+        elif end <= booking.start < math.inf:
+            kind = "promise" if first in self.promises else "planned start"
+            why = f"ends by {self._clock(end)}, before its {kind} at {self._clock(booking.start)}"
+        elif booking.start == math.inf:
+            why = "its start is unknown"
+        elif set(gang).isdisjoint(booking.nodes):
+            why = f"it starts elsewhere, at {self._clock(booking.start)}"
+        else:
+            why = "there is room for both"
+        return f"started ahead of job {first}: {why}"
+
+    def _clock(self, at: float) -> str:
+        return f"{timestamp(self.now.wall + at - self.now.mono):%Y-%m-%dT%H:%M:%SZ}"
 
     def _earliest(self, job: Job, before: float, ignored: set[JobId]) -> Booking | None:
         """The earliest booking that starts before `before`, or None."""
@@ -328,6 +357,14 @@ class Planner:
         if self.promises.get(job.id) == math.inf:
             return QueueEvent(MoveCause.RESTART)
         return min(self.events, key=rank, default=QueueEvent(MoveCause.UNNAMED))
+
+
+def _is_free(trial: State, share: PlannedShare) -> bool:
+    """True if the booked GPUs are free in a hypothetical state, and not only as many others."""
+    if not share.gpus:
+        return True
+    free = {gpu.uuid for gpu in free_gpus(trial, trial.nodes[share.node])}
+    return free.issuperset(share.gpus)
 
 
 def booking_of(

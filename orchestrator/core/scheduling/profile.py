@@ -30,6 +30,7 @@ from orchestrator.core.scheduling.timeline import (
     Memo,
     Spans,
     Timeline,
+    shares_at_peak,
     spans_of_all,
     spans_of_parts,
 )
@@ -353,11 +354,10 @@ class Profile:
         return consider(trial, job).gang, trial
 
     def _copy(self, node: Node, start: float, end: float, ignored: AbstractSet[JobId]) -> Node:
-        holders = {
-            (it.job, 0): it.share
-            for it in self.holds(node, ignored)
-            if it.end > start and (it.start < end or end == math.inf)
-        }
+        meets = [it for it in self.holds(node, ignored) if it.end > start]
+        held = [it for it in meets if it.start < end or end == math.inf]
+        shares = shares_at_peak(held, start)
+        holders = {(it.job, 0): share for it, share in zip(held, shares, strict=True)}
         link = self._at(node, start).link
         copy = self.memo.copies.get(node.name)
         if copy is None:

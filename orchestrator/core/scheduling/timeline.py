@@ -128,6 +128,25 @@ NEVER: Final = Timeline((-math.inf,), (0,))
 """No node ever has room."""
 
 
+def shares_at_peak(held: list[Held], start: float) -> list[Share]:
+    """The shares of jobs that hold parts of a node within a span of time that begins at `start`.
+
+    Jobs that follow each other do not need their CPUs and memory at the same time. The first share
+    has as much as all of them need at most.
+    """
+    shares = [it.share for it in held]
+    if len(held) < 2 or not any(share.cpus or share.memory_bytes for share in shares):
+        return shares
+    at_once = [
+        [other.share for other in held if other.start <= at < other.end]
+        for at in {max(it.start, start) for it in held}
+    ]
+    cpus = max(sum(share.cpus for share in found) for found in at_once)
+    memory = max(sum(share.memory_bytes for share in found) for found in at_once)
+    rest = [share._replace(cpus=0, memory_bytes=0) for share in shares[1:]]
+    return [shares[0]._replace(cpus=cpus, memory_bytes=memory), *rest]
+
+
 def spans_of_all(held: list[Held], now: float) -> Spans:
     """The spans of time in which nothing holds any part of a node."""
     found: list[tuple[float, float]] = []

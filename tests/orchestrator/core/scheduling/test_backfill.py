@@ -14,7 +14,7 @@ from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromis
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
 from orchestrator.core.scheduling.what_if import what_if_state
-from orchestrator.core.views.display import job_summary
+from orchestrator.core.views.display import job_summary, job_view
 from orchestrator.core.views.explain import explain
 from tests.orchestrator.core.playbook import STRICT, Cluster, spec
 from tests.orchestrator.core.scheduling.test_gpus import join as join_with_gpus
@@ -272,6 +272,27 @@ def test_explain_says_for_which_job_a_free_node_is_kept(gang_waits: Cluster) -> 
     assert first.forecast == "job 1 ends on n0 by then"
     assert first.starts_by is not None
     assert round(first.starts_by.timestamp() - gang_waits.now.wall) == HOUR + 30 + CLEAN_S
+
+
+def test_the_timeline_of_a_job_says_ahead_of_which_it_started(gang_waits: Cluster) -> None:
+    gang_waits.submit(limited(60.0))
+    steps = [
+        step.text for step in job_view(gang_waits.state, gang_waits.job(3), gang_waits.now).timeline
+    ]
+    assert steps[:3] == [
+        "submitted by ada",
+        "placed on n1",
+        (
+            "started ahead of job 2: ends by 2023-11-14T22:17:40Z, before its promise at "
+            "2023-11-14T23:15:40Z"
+        ),
+    ]
+    gang_waits.submit(limited(60.0, nodes=3))
+    assert not [
+        it
+        for it in job_view(gang_waits.state, gang_waits.job(1), gang_waits.now).timeline
+        if "ahead" in it.text
+    ]
 
 
 def test_a_gang_that_goes_ahead_has_the_lease_of_its_job(gang_waits: Cluster) -> None:
