@@ -163,11 +163,7 @@ class Agent:
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
-        self._job_user = JobUserMonitor(
-            owners,
-            config.state_dir / TASKS,
-            self._inbox.post,
-        )
+        self._job_user = JobUserMonitor(owners, config.state_dir / TASKS, self._inbox.post)
         self._interpreter = InterpreterMonitor(config.python, owners, self._inbox.post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post

@@ -45,8 +45,7 @@ from orchestrator.core.failures.stops import (
 )
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
 from orchestrator.core.gangs.silent_members import muted
-from orchestrator.core.gangs.task_reports import new_facts_from_report
-from orchestrator.core.gangs.terms import warn_after_s
+from orchestrator.core.gangs.task_reports import new_facts_from_report, time_limit_warnings
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.job import JobPhase
@@ -448,22 +447,9 @@ def _take_report(state: State, task: Task, report: TaskReport, now: Instant) -> 
     job = state.jobs[task.job]
     attempt = job.attempt(task.attempt)
     return [
-        *_warned(job, attempt, task, report),
+        *time_limit_warnings(job, attempt, task, report),
         *_rest_of_report(state, job, attempt, task, report, now),
     ]
-
-
-def _warned(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> list[f.Fact]:
-    """Return the warning of the time limit, once for all nodes, and again for a later limit.
-
-    A node cannot make up more of them: after the first, only the current limit counts.
-    """
-    warned_s, known, due_s = report.warned_s, attempt.warned_s, warn_after_s(job, task)
-    if warned_s is None or due_s is None:
-        return []
-    if known is not None and (warned_s <= known or warned_s != due_s):
-        return []
-    return [f.AttemptWarned(attempt.job, attempt.number, warned_s)]
 
 
 def _rest_of_report(

@@ -8,7 +8,8 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.members import TermsStored
-from orchestrator.core.model.state import Task
+from orchestrator.core.gangs.terms import warn_after_s
+from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.model.task import OVER, reached
 
 
@@ -63,3 +64,16 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
         stopped_by, ran_s = report.stopped_by, report.running_s
         found.append(f.TaskExited(*key, exit_status, ranks, stopped_by, traffic, ran_s))
     return found
+
+
+def time_limit_warnings(job: Job, attempt: Attempt, task: Task, report: TaskReport) -> list[f.Fact]:
+    """Return the warning of the time limit, once for all nodes, and again for a later limit.
+
+    A node cannot make up more of them: after the first, only the current limit counts.
+    """
+    warned_s, known, due_s = report.warned_s, attempt.warned_s, warn_after_s(job, task)
+    if warned_s is None or due_s is None:
+        return []
+    if known is not None and (warned_s <= known or warned_s != due_s):
+        return []
+    return [f.AttemptWarned(attempt.job, attempt.number, warned_s)]

@@ -64,7 +64,8 @@ def test_a_node_that_cannot_be_reached_is_presumed_to_run_until_its_lease_is_ove
     assert shown.reason.code == "unreachable"
     assert shown.reason.text == (
         "n1 unreachable for 40 s, job presumed running; the task on n1 counts as ended in 287 s "
-        "(lease 300 s and margin 27 s after the last answer), once it is back, or after: muster node lost n1"
+        "(lease 300 s and margin 27 s after the last answer), once it is back, or after: "
+        "muster node lost n1"
     )
 
 
@@ -80,8 +81,8 @@ def test_a_job_that_stops_says_for_which_node_it_waits_and_still_why_it_stops() 
     assert shown.reason.code == "unreachable"
     assert shown.reason.text == (
         "cancelled by ada; 1 of 2 nodes clean; n1 unreachable for 40 s; the task on n1 counts as "
-        "ended in 287 s (lease 300 s and margin 27 s after the last answer), once it is back, or after: "
-        "muster node lost n1"
+        "ended in 287 s (lease 300 s and margin 27 s after the last answer), once it is back, or "
+        "after: muster node lost n1"
     )
     cluster.beat(1000)
     assert cluster.shown(1) is JobState.CANCELLED
