@@ -1,4 +1,4 @@
-"""What keeps jobs apart besides their users, and why it is not enforced on this node."""
+"""Reasons why a node does not keep jobs apart, besides by their users."""
 
 from __future__ import annotations
 

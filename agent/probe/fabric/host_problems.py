@@ -168,7 +168,7 @@ def of_limits(
 
 
 def of_apart(found: Mapping[str, str]) -> Iterator[FabricProblem]:
-    """What does not keep jobs apart, with the reasons."""
+    """Ways in which jobs are not kept apart, with the reasons."""
     for what, why in found.items():
         effect, fix = _APART[what]
         yield info(f"{what}: not enforced here: {why}, and {effect}", fix)

@@ -1,4 +1,4 @@
-"""What is reported where a node cannot keep jobs apart."""
+"""Reports of a node that cannot keep jobs apart."""
 
 from __future__ import annotations
 
