@@ -23,7 +23,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.jobs import AttemptPlaced, JobEnded
 from orchestrator.core.facts.queue import StartMoved, StartPromised
-from orchestrator.core.scheduling.planner import LATER_S
+from orchestrator.core.scheduling.planned_ends import LATER_S
 from tests.orchestrator.core.playbook import Cluster, prepared, task_report
 
 GPUS = 8
