@@ -423,7 +423,7 @@ def descendants(root: int) -> dict[int, int]:
 
 
 def living(pids: Iterable[int]) -> dict[int, int]:
-    """Those of `pids` that live and are no zombies: pid to start time, as `stat_of` returns it."""
+    """Return the living of `pids`, without zombies: pid to start time, as `stat_of` returns it."""
     found = {}
     for pid in pids:
         stat = stat_of(pid)
