@@ -67,7 +67,7 @@ Take: TypeAlias = Callable[[dict[str, bytes]], None]
 
 
 class Listing(NamedTuple):
-    """What of a folder travels, before any file is read."""
+    """The part of a folder that travels, before any file is read."""
 
     folder: Path
     files: list[tuple[str, os.stat_result]]
