@@ -1,6 +1,6 @@
 """Explanations in steps, between which the coordinator reads its messages.
 
-One is made at a time, whoever asks, so that the loop never has steps of two between two messages.
+One is made at a time for all users, so that the loop never has steps of two between two messages.
 Users take turns.
 """
 

@@ -84,7 +84,7 @@ async def test_the_loop_turns_between_two_steps() -> None:
         assert [await it for it in both] == [WANTED, WANTED]
         loop.ends = True
     assert len(at) >= 20
-    # Not even the steps of two explanations are in the same turn, but for an end and a beginning.
+    # No steps of two explanations are in the same turn, except an end and a beginning.
     assert len(set(at)) >= len(at) - 1, at
 
 
@@ -130,7 +130,7 @@ async def test_a_user_waits_for_a_bounded_number() -> None:
         with pytest.raises(ApiError) as refused:
             await made.make("ann", begin)
         assert (refused.value.status, refused.value.code) == (429, "too_many_explanations")
-        # Whoever goes away leaves the turn to the next, and other users have turns of their own.
+        # A user who goes away leaves the turn to the next, and other users have turns of their own.
         asked.pop(3).cancel()
         asked.append(tasks.create_task(made.make("bob", begin)))
         goes_on.set()
