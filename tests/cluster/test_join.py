@@ -284,7 +284,7 @@ def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
     done = site.join("gpu-01", secret)
     assert secret not in done.stdout + done.stderr
     assert site.certificate("gpu-01").stat().st_mode & 0o777 == 0o600
-    assert "0 problems" in done.stdout
+    assert "0 problems" in done.stdout, done.stdout
     site.agent("gpu-01")
     until(lambda: site.links().get("gpu-01") == "connected", "the node is in the pool")
     assert site.client().node("gpu-01").pool == "lab"
