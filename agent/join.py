@@ -26,6 +26,7 @@ from agent.config import PEER_PORT, SUBMITTER, AgentConfig, load
 from agent.probe.fabric import command as doctor
 from agent.probe.host import machine_id
 from muster.client.pinned_ca import CaError, fetch_ca
+from muster.daemon.clock import SystemClock
 from muster.daemon.config_loader import parse_yaml, read_yaml
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
@@ -218,7 +219,7 @@ def _certified(
 ) -> JoinAnswer:
     """Get a certificate, and write it with its key."""
     # Imported late, because it takes time, and usage errors come first.
-    from muster.daemon.certificates import new_key, signing_request
+    from muster.daemon.certificates import new_key, signing_request, why_not_valid
 
     def ask(key: bytes) -> JoinAnswer:
         request = signing_request(key, node)
@@ -235,7 +236,14 @@ def _certified(
         key = new_key()
         write_atomic(path, key, _PRIVATE)
         answer = ask(key)
-    write_atomic(path, answer.certificate.encode() + key, _PRIVATE)
+    made = answer.certificate.encode()
+    wrong = why_not_valid(made, SystemClock().now().wall)
+    if wrong:
+        raise JoinError(
+            f"by this node's clock the certificate of {host}:{port} for it {wrong}: set the "
+            "coordinator's clock, or this node's, and run the line again"
+        )
+    write_atomic(path, made + key, _PRIVATE)
     return answer
 
 

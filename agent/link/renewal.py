@@ -1,6 +1,8 @@
 """Renewal of this node's certificate: at two thirds of its lifetime, and when the coordinator
 refuses it because a later one is in use. Then another machine has a copy of the key, and the
 renewal shows that.
+
+A certificate that is signed while the coordinator's clock is wrong does not replace a valid one.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from muster.http.enrolment import RenewAnswer, RenewRequest
 _ROUTE: Final = "/v1/agent/certificate"
 _LOOK_S: Final = 60.0
 _AGAIN_S: Final = 5.0
+_LATER_S: Final = 600.0
 _BYTES_MAX: Final = 1 << 16
 PRIVATE: Final = 0o600
 
@@ -77,8 +80,14 @@ class CertificateRenewal:
         asked = msgspec.json.encode(RenewRequest(request))
         headers = {"Content-Type": "application/json"}
         answer = await self._dialer.request("POST", _ROUTE, asked, headers, _BYTES_MAX)
-        made = msgspec.json.decode(answer, type=RenewAnswer).certificate
-        write_atomic(path, made.encode() + key, PRIVATE)
+        made = msgspec.json.decode(answer, type=RenewAnswer).certificate.encode()
+        now = self._clock.now().wall
+        kept = _why_kept(path, made, now)
+        if kept:
+            # The next key stays, because another key would count as a copy's renewal.
+            _log.warning("certificate_not_renewed", why=kept)
+            return max(_AGAIN_S, min(_LATER_S, _left_s(path, now) / 4))
+        write_atomic(path, made + key, PRIVATE)
         _forget(following)
         _log.info("certificate_renewed")
         return 0.0
@@ -89,6 +98,33 @@ def _due(path: Path) -> float:
     from muster.daemon.certificates import renewal_due
 
     return renewal_due(path.read_bytes())
+
+
+def _left_s(path: Path, now: float) -> float:
+    from muster.daemon.certificates import ends_at
+
+    return ends_at(path.read_bytes()) - now
+
+
+def _why_kept(path: Path, new: bytes, now: float) -> str:
+    """Return why the certificate in use is better than the new one, or "". `now` is UTC seconds by
+    this node's clock.
+    """
+    from muster.daemon.certificates import ends_at, renewal_due, why_not_valid
+
+    old, why = path.read_bytes(), why_not_valid(new, now)
+    # If the certificate in use is not valid either, this node's clock may be the wrong one.
+    if why and why_not_valid(old, now):
+        why = ""
+    # The administrator may shorten the lifetime, so an earlier end alone is not wrong.
+    if not why and renewal_due(new) <= now and ends_at(new) <= ends_at(old):
+        why = "should be renewed already, and ends before the one in use"
+    if not why:
+        return ""
+    return (
+        f"by this node's clock the new certificate {why}, so the old one stays in use: set the "
+        "coordinator's clock, or this node's"
+    )
 
 
 def _drawn(path: Path, node: str) -> tuple[bytes, str]:

@@ -17,11 +17,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from muster.protocol.timestamp import timestamp
+
 CA_DAYS: Final = 3650
 _CURVE: Final = ec.SECP256R1()
 _HASH: Final = hashes.SHA256()
 # The clocks of nodes may be behind that of the coordinator.
 _BACKDATED: Final = timedelta(hours=1)
+_MOMENT: Final = "%Y-%m-%d %H:%M UTC"
 
 
 class BadRequestError(ValueError):
@@ -149,6 +152,16 @@ def validity(pem: bytes) -> tuple[float, float]:
     """
     cert = x509.load_pem_x509_certificate(pem)
     return cert.not_valid_before_utc.timestamp(), cert.not_valid_after_utc.timestamp()
+
+
+def why_not_valid(pem: bytes, now: float) -> str:
+    """Return that the first certificate of a PEM file begins after `now` or has ended, or "".
+    Raises ValueError.
+    """
+    begins, ends = validity(pem)
+    if now < begins:
+        return f"begins at {timestamp(begins):{_MOMENT}}"
+    return f"ended at {timestamp(ends):{_MOMENT}}" if now >= ends else ""
 
 
 def renewal_due(pem: bytes) -> float:
