@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from agent.core.shim_protocol import ShimPhase
-from muster.protocol.ids import JobId, parse_task_id
+from muster.protocol.ids import JobId
 from muster.protocol.instant import Instant
 from muster.protocol.observations.interfaces import Endpoint
 from muster.protocol.outcome import Cause, CauseCode
@@ -148,7 +148,7 @@ class Checkers:
                 # Of other pools as well: agents of one machine may be in several.
                 others = [state.jobs[name] for name in waiting if name != job.id]
                 promised = any(other.starts_by is not None for other in others)
-                unknown = any(parse_task_id(task)[0] == job.id for _, task in state.unknown)
+                unknown = job.id < state.first_of_epoch and state.unknown.of(job.id)
                 if fits(state, job.spec, job.avoid) and not unknown and not promised:
                     self.fail(f"queue: job {job.id} waits although it fits")
                 if chance(state, job, now).starts_now:

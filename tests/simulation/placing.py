@@ -29,7 +29,7 @@ def fits(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
 
 
 def _is_free(state: State, spec: JobSpec, node: Node) -> bool:
-    if node.link is not LinkState.CONNECTED or any(it[0] == node.name for it in state.unknown):
+    if node.link is not LinkState.CONNECTED or state.unknown.on(node.name):
         return False
     host = [n for n in state.nodes.values() if n.inventory.machine_id == node.inventory.machine_id]
     taken = {uuid for n in host for share in n.holders.values() for uuid in share.gpus}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from muster.protocol.ids import JobId
 from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
 from orchestrator.core.facts import links as lf
@@ -33,6 +34,7 @@ def apply_cluster(state: State, fact: cf.OfCluster | QueuesPlanned | QueuesDue) 
             _change_pools(state, pools)
             state.epoch = epoch
             state.next_job = max(state.next_job, first_job)
+            state.first_of_epoch = JobId(state.next_job)
             state.disk_full = ""
             state.sessions.clear()
             state.suspects.clear()

@@ -25,7 +25,7 @@ def apply_restored(state: State, fact: rf.OfRestore) -> None:
             state.answered.discard(name)
         case rf.NodeDeclaredLost(name):
             state.awaited.discard(name)
-            state.unknown = {it for it in state.unknown if it[0] != name}
+            state.unknown.replace(name, ())
             node = state.nodes.get(name)
             if node is not None:
                 node.declared_lost = True
@@ -38,11 +38,10 @@ def apply_restored(state: State, fact: rf.OfRestore) -> None:
 def apply_unknown(state: State, fact: lf.UnknownTasksHeld | lf.UnknownTaskOver) -> None:
     match fact:
         case lf.UnknownTasksHeld(name, tasks):
-            held = {(name, task) for task in tasks}
-            state.unknown = held | {it for it in state.unknown if it[0] != name}
+            state.unknown.replace(name, tasks)
             if name in state.awaited:
                 state.answered.add(name)
         case lf.UnknownTaskOver(name, task):
-            state.unknown.discard((name, task))
+            state.unknown.discard(name, task)
         case _:
             assert_never(fact)

@@ -315,11 +315,10 @@ def _hello(
     drained: list[f.Fact] = []
     # An agent may report a task twice; the last report counts.
     for report in {report.task: report for report in hello.tasks}.values():
-        drained += [
-            *survivor_facts(None, hello.node, report),
-            *drain_for_unkillable(state, node, hello.node, report),
-        ]
         task = _task(state, report.task)
+        if task is None or task.node == hello.node:
+            drained += survivor_facts(None, hello.node, report)
+            drained += drain_for_unkillable(state, node, hello.node, task, report)
         if task is None or task.node != hello.node:
             continue
         decision.facts += _muted(state, task, report, now, rebooted=rebooted)
@@ -422,11 +421,11 @@ def _report(
             return stack_dumps.answered(state, task, report, now)
         case TaskReport():
             node = state.nodes[name]
-            drained = [
-                *survivor_facts(node, name, report),
-                *drain_for_unkillable(state, node, name, report),
-            ]
             task = _task(state, report.task)
+            drained: list[f.Fact] = []
+            if task is None or task.node == name:
+                drained += survivor_facts(node, name, report)
+                drained += drain_for_unkillable(state, node, name, task, report)
             if task is not None and task.node == name and report.stop_stored:
                 drained += muted(state, task, now)
             if task is None or task.node != name or task.state in OVER:

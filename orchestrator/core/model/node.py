@@ -1,16 +1,18 @@
-"""A node's link state, and its service state.
+"""A node's link state, its service state, and its tasks that the journal lacks.
 
-The two are independent: a drain or a quarantine holds whether the node is connected or not.
+The first two are independent: a drain or a quarantine holds whether the node is connected or not.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from muster.protocol.ids import JobId
+from muster.protocol.ids import JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.instant import Instant
 from muster.spec.units import duration_text
 
@@ -95,3 +97,45 @@ def rounded_down(seconds: float) -> str:
         if whole >= unit_s:
             return duration_text(float(whole - whole % unit_s))
     return duration_text(float(whole))
+
+
+@dataclass(slots=True)
+class UnknownTasks:
+    """The tasks that nodes have, the journal lacks, and that are not proved over."""
+
+    by_node: dict[NodeName, set[TaskId]] = field(default_factory=dict)
+    by_job: dict[JobId, set[tuple[NodeName, TaskId]]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.by_node)
+
+    def on(self, node: NodeName) -> list[TaskId]:
+        """The tasks on a node, in order."""
+        return sorted(self.by_node.get(node, ()))
+
+    def of(self, job: JobId) -> list[tuple[NodeName, TaskId]]:
+        """The tasks of a job, in order."""
+        return sorted(self.by_job.get(job, ()))
+
+    def replace(self, node: NodeName, tasks: Iterable[TaskId]) -> None:
+        """Put these tasks in the place of those on the node."""
+        for task in self.on(node):
+            self.discard(node, task)
+        for task in tasks:
+            self.by_node.setdefault(node, set()).add(task)
+            self.by_job.setdefault(parse_task_id(task)[0], set()).add((node, task))
+
+    def discard(self, node: NodeName, task: TaskId) -> None:
+        """Remove a task, if it is there."""
+        job = parse_task_id(task)[0]
+        there, its = self.by_node.get(node, set()), self.by_job.get(job, set())
+        there.discard(task)
+        its.discard((node, task))
+        if not there:
+            self.by_node.pop(node, None)
+        if not its:
+            self.by_job.pop(job, None)
+
+    def clear(self) -> None:
+        self.by_node.clear()
+        self.by_job.clear()

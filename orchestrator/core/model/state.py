@@ -35,7 +35,7 @@ from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.fabric_plan import FabricPlan
 from orchestrator.core.model.history import BoundedLines
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState
+from orchestrator.core.model.node import AdminState, Drain, Fault, LinkState, UnknownTasks
 from orchestrator.core.model.people import Enrolment, People
 from orchestrator.core.model.plan import DEFAULT_POLICY, PoolPolicy, QueuePlan, WaitingIndex
 from orchestrator.core.model.proof import TaskProof
@@ -392,6 +392,7 @@ class State:
     networks: tuple[str, ...] = ()  # names and CIDRs for gangs, best first
     pools: dict[str, PoolPolicy] = field(default_factory=dict)  # those that are configured
     next_job: int = 1
+    first_of_epoch: JobId = JobId(1)  # volatile; jobs from here on lack no attempt in the journal
     people: People = field(default_factory=People)
     enrolment: Enrolment = field(default_factory=Enrolment)
     nodes: dict[NodeName, Node] = field(default_factory=dict)
@@ -407,9 +408,7 @@ class State:
     elastic: set[JobId] = field(default_factory=set)  # jobs whose running attempt may grow
     awaited: set[NodeName] = field(default_factory=set)  # nodes known before a restore, not settled
     answered: set[NodeName] = field(default_factory=set)  # volatile; awaited ones that said hello
-    unknown: set[tuple[NodeName, TaskId]] = field(
-        default_factory=set
-    )  # volatile; tasks that the journal lacks, not proved over
+    unknown: UnknownTasks = field(default_factory=UnknownTasks)  # volatile
     failed_inputs: dict[tuple[str, str], int] = field(
         default_factory=dict
     )  # by version and origin: processes that they ended

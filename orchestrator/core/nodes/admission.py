@@ -203,7 +203,7 @@ def _refuse_replacement(state: State, node: Node | None, hello: Hello) -> Refuse
     it was installed again, or joined, after the backup.
     """
     name = hello.node
-    if name not in state.awaited and not any(holder == name for holder, _ in state.unknown):
+    if name not in state.awaited and not state.unknown.on(name):
         return None
     same = node is not None and node.agent_id == hello.agent_id
     if same or hello.cluster == state.cluster:

@@ -116,7 +116,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             "wait until the job has ended: muster show says what it waits for",
         )
         return _answer(asked.request, declined)
-    if node.name in state.awaited or any(name == node.name for name, _ in state.unknown):
+    if node.name in state.awaited or state.unknown.on(node.name):
         declined = a.Declined(
             "node_awaited",
             f"{node.name} has not answered after the restore, and may still run a job",

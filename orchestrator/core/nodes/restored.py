@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.ids import BadId, NodeName
+from muster.protocol.ids import BadId, NodeName, TaskId, parse_task_id
 from muster.protocol.link.control_channel import Hello, TaskReport
 from muster.protocol.outcome import Cause, CauseCode, Outcome
 from muster.protocol.states import TaskState
@@ -24,11 +24,14 @@ from orchestrator.core.failures.stops import lost, stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.gangs.silent_members import may_vouch_yet
 from orchestrator.core.model.attempt import AttemptPhase
+from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.proof import TaskProof
 from orchestrator.core.model.state import Attempt, Job, State, Task
 from orchestrator.core.nodes.drains import unknown_node
 
+UNKNOWN_MAX: Final = 64
+"""Unknown tasks of a node that count: more than a node runs at one time."""
 _BY_REQUEST: Final = frozenset({"stop", "kill"})
 _STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
 
@@ -36,22 +39,23 @@ _STARTING: Final = frozenset({AttemptPhase.PREPARING, AttemptPhase.ARRANGING})
 def unknown_tasks_held(state: State, hello: Hello) -> list[f.Fact]:
     """Return the fact on the unknown tasks that a node has now, if it matters to placing."""
     found = {report.task for report in hello.tasks if _is_unknown(state, hello.node, report)}
-    had = any(node == hello.node for node, _ in state.unknown)
-    if not found and not had and hello.node not in state.awaited:
+    if not found and not state.unknown.on(hello.node) and hello.node not in state.awaited:
         return []
-    return [lf.UnknownTasksHeld(hello.node, tuple(sorted(found)))]
+    # First those that hold up a job, so that made-up ones displace none of these.
+    kept = sorted(found, key=lambda task: (not _holds_a_job(state, task), task))[:UNKNOWN_MAX]
+    return [lf.UnknownTasksHeld(hello.node, tuple(sorted(kept)))]
 
 
 def unknown_task_over(state: State, node: NodeName, report: TaskReport) -> list[f.Fact]:
     """Return the fact that an unknown task is over, if this report proves it."""
-    if report.state is not TaskState.CLEANED or (node, report.task) not in state.unknown:
+    if report.state is not TaskState.CLEANED or report.task not in state.unknown.on(node):
         return []
     return [lf.UnknownTaskOver(node, report.task)]
 
 
 def settled(state: State, node: NodeName) -> list[f.Fact]:
     """Return the fact that an awaited node has said hello and has no unknown task."""
-    if node not in state.answered or any(name == node for name, _ in state.unknown):
+    if node not in state.answered or state.unknown.on(node):
         return []
     return [rf.RestoredNodeSettled(node)]
 
@@ -114,7 +118,7 @@ def declare_lost(state: State, asked: s.LostReceived) -> Decision:
         return Decision([], [a.Answer(asked.request, declined)])
     matters = (
         name in state.awaited
-        or any(holder == name for holder, _ in state.unknown)
+        or bool(state.unknown.on(name))
         or (node is not None and node.link is not LinkState.LOST)
         or bool(tasks_on(state, name))
         or (node is not None and may_vouch_yet(state, node))
@@ -127,6 +131,13 @@ def react_to_declared_lost(state: State, fact: rf.NodeDeclaredLost) -> list[f.Fa
     """Return the end of every task on the node."""
     reason = f"{fact.user} declared {fact.node} lost"
     return [lost(task, reason, TaskProof.DECLARED) for task in tasks_on(state, fact.node)]
+
+
+def _holds_a_job(state: State, task: TaskId) -> bool:
+    """True if a job that has not ended waits for the end of this unknown task."""
+    number, _, _ = parse_task_id(task)
+    job = state.jobs.get(number)
+    return job is not None and job.phase is not JobPhase.ENDED and number < state.first_of_epoch
 
 
 def _is_unknown(state: State, node: NodeName, report: TaskReport) -> bool:

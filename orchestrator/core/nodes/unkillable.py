@@ -31,11 +31,12 @@ which one job may leave some before it is not retried any more."""
 
 
 def drain_for_unkillable(
-    state: State, node: Node | None, name: NodeName, report: TaskReport
+    state: State, node: Node | None, name: NodeName, task: Task | None, report: TaskReport
 ) -> list[f.Fact]:
     """Drain the node, with the pids in the reason, unless NODES_MAX are for jobs of the same user.
 
-    `node` is None before its first hello is applied. An existing drain is not replaced.
+    `node` is None before its first hello is applied. `task` is None if the journal lacks it, and
+    then the drain counts for no user. An existing drain is not replaced.
     """
     if not report.survivors or (node is not None and not node.in_service):
         return []
@@ -43,7 +44,7 @@ def drain_for_unkillable(
         job: JobId | None = parse_task_id(report.task)[0]
     except BadId:
         job = None
-    owner = None if job is None else state.jobs.get(job)
+    owner = None if task is None else state.jobs[task.job]
     left_by = None if owner is None else (owner.id, owner.user)
     if owner is not None and _drained_for(state, owner.user) >= NODES_MAX:
         return []
@@ -81,11 +82,11 @@ def _nodes_with_survivors(state: State, job: Job) -> list[NodeName]:
 
     The second holds until an operator resumes the node.
     """
-    tasks = {task.id for attempt in job.attempts for task in attempt.tasks}
+    tasks = {(task.node, task.id) for attempt in job.attempts for task in attempt.tasks}
     return [
         node.name
         for node in state.nodes.values()
-        if not tasks.isdisjoint(node.survivors)
+        if any((node.name, task) in tasks for task in node.survivors)
         or (
             node.drain is not None
             and node.drain.left_by is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.protocol.ids import NodeName, TaskId, parse_task_id
+from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.text import count, named
 from orchestrator.core.model.state import Job, State
 
@@ -40,10 +40,12 @@ def why_held(state: State) -> str:
 
 
 def unknown_tasks(state: State, job: Job) -> list[tuple[NodeName, TaskId]]:
-    """The tasks of a job that nodes have, the journal lacks, and that are not proved over."""
-    if not state.unknown:
-        return []
-    return sorted(it for it in state.unknown if parse_task_id(it[1])[0] == job.id)
+    """The tasks of a job that nodes have, the journal lacks, and that are not proved over.
+
+    None of a job that was submitted since the coordinator started, which knows all its attempts. So
+    no node can hold up jobs to come by naming their tasks.
+    """
+    return [] if job.id >= state.first_of_epoch else state.unknown.of(job.id)
 
 
 def why_job_held(state: State, job: Job) -> str:
@@ -57,9 +59,7 @@ def why_job_held(state: State, job: Job) -> str:
 
 def unknown_on(state: State, name: NodeName) -> str:
     """The tasks on a node that the journal lacks, in words; "" if there are none."""
-    if not state.unknown:
-        return ""
-    return named(sorted(task for node, task in state.unknown if node == name), NAMES_MAX)
+    return named(state.unknown.on(name), NAMES_MAX)
 
 
 def restore_warnings(state: State, name: NodeName) -> tuple[str, ...]:
