@@ -83,6 +83,7 @@ def asked_by(
         not_apart=not_apart(config) if live and not agent else {},
         single_team=config.single_team,
         no_torch=_no_torch(config) if live and not agent else None,
+        submitters=live and not agent and submitters and os.geteuid() == 0,
         closed=_closed(config) if live and not agent else "",
         certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",
     )

@@ -283,3 +283,13 @@ def test_doctor_names_the_closed_folder_above_the_state(run_as: str) -> None:
     (found,) = (p for p in probe(asked=ProbeOptions(closed=closed)).problems if closed in p.what)
     assert found.severity == Severity.ERROR
     assert "chmod o+x" in found.fix
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs jobs as their submitters")
+@pytest.mark.parametrize(("run_as", "said"), [("nobody", False), (SUBMITTER, True)])
+def test_doctor_says_that_submitters_need_accounts(run_as: str, said: bool) -> None:
+    asked = command.asked_by(AgentConfig(run_as=run_as))
+    assert asked.submitters == said
+    fixes = [problem.fix for problem in probe(asked=asked).problems]
+    assert any("useradd --create-home NAME" in fix for fix in fixes) == said
