@@ -151,7 +151,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     checked = load(file=config if there else None, environ={}, flags=first)
     node, state = checked.node, checked.state_dir
 
-    pem = fetch_ca(host, port, secret.ca_sha256)
+    pem = fetch_ca(host, port, secret.ca_sha256, "join secret")
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     state.mkdir(mode=0o711, parents=True, exist_ok=True)
     ca = folder / "ca.pem"

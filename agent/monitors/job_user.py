@@ -5,8 +5,6 @@ A node that refuses every job is not free, and says so before a job finds out.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -15,15 +13,13 @@ import structlog
 
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
+from agent.taskdirs.entrance import cannot_enter
 from agent.taskdirs.task_accounts import TaskAccounts
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.link.control_channel import NodeChanges
 
 PERIOD_S: Final = 30.0
-NOBODY: Final = 65534
-"""A uid and gid without rights of its own."""
 _PATIENCE_S: Final = 10.0
-_ENTER: Final = ("/bin/sh", "-c", 'cd -- "$1"', "sh")
 
 _log = structlog.get_logger("agent.monitors.job_user")
 
@@ -31,37 +27,14 @@ _log = structlog.get_logger("agent.monitors.job_user")
 def check(owners: TaskAccounts, tasks: Path) -> str:
     """Return why every job would be refused here, else "". Blocks."""
     owner = owners.fixed
-    if owners.submitters:
-        # Which groups they will have is not known.
-        who, uid, gid, groups = "users", NOBODY, NOBODY, [NOBODY]
-    elif owner is None:
+    if owner is None and not owners.submitters:
         return ""
-    else:
-        who, uid, gid = f"user {owner.name}", owner.uid, owner.gid
-        groups = os.getgrouplist(owner.name, owner.gid)
+    name = owner.name if owner is not None else None
     try:
-        # Only the kernel knows: the folders above may have access lists.
-        entered = subprocess.run(
-            [*_ENTER, str(tasks)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env={},
-            user=uid,
-            group=gid,
-            extra_groups=groups,
-            check=False,
-        )
-    except OSError as error:
-        _log.warning("job_user_not_examined", user=who, why=str(error))
+        return cannot_enter(name, tasks)
+    except (OSError, KeyError) as error:
+        _log.warning("job_user_not_examined", user=name or "users", why=str(error))
         return ""
-    if entered.returncode == 0:
-        return ""
-    return (
-        f"{who}, whom jobs run as, cannot enter {tasks}: let others pass through each "
-        "folder above it (chmod o+x)"
-    )
 
 
 class JobUserMonitor(Monitor):

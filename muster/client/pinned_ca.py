@@ -16,9 +16,9 @@ class CaError(Exception):
     """The CA cannot be fetched, or is another one. The message is for users."""
 
 
-def fetch_ca(host: str, port: int, sha256: str) -> bytes:
+def fetch_ca(host: str, port: int, sha256: str, what: str = "token") -> bytes:
     """Fetch the CA over a connection that proves nothing, and compare its digest. No secret is sent
-    over this connection. Raises CaError.
+    over this connection. `what` has the digest. Raises CaError.
     """
     context = create_default_context()
     context.check_hostname = False
@@ -34,8 +34,8 @@ def fetch_ca(host: str, port: int, sha256: str) -> bytes:
         connection.close()
     if answer.status != 200 or not hmac.compare_digest(hashlib.sha256(pem).hexdigest(), sha256):
         raise CaError(
-            f"{host}:{port} shows another CA than the one that the token names; the token was not "
-            "sent\n  check the address; if the coordinator has a new CA, ask an admin for a new "
-            "token"
+            f"{host}:{port} shows another CA than the one that the {what} names; the {what} was "
+            "not sent;\n  check the address; if the coordinator has a new CA, ask an admin for a "
+            f"new {what}"
         )
     return pem

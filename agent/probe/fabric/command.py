@@ -20,6 +20,7 @@ from agent.probe.fabric.user_access import JobUser, user_named
 from agent.probe.interpreter import NoTorch, UnknownError, look_for_torch
 from agent.shims.apart import not_apart
 from agent.shims.backend import may_use_units, why_devices_are_open
+from agent.taskdirs.entrance import cannot_enter
 from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
 from muster.fabric.nccl_version import version_of
@@ -82,8 +83,24 @@ def asked_by(
         not_apart=not_apart(config) if live and not agent else {},
         single_team=config.single_team,
         no_torch=_no_torch(config) if live and not agent else None,
+        submitters=live and not agent and submitters and os.geteuid() == 0,
+        closed=_closed(config) if live and not agent else "",
         certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",
     )
+
+
+def _closed(config: AgentConfig) -> str:
+    """Return why every job would be refused, because its user cannot enter its folder, or ""."""
+    if os.geteuid() != 0 or (config.run_as is None and not config.as_submitters):
+        return ""
+    # The agent opens its own folder at its start, but none above.
+    above = config.state_dir.absolute().parent
+    while not above.exists():
+        above = above.parent
+    try:
+        return cannot_enter(None if config.as_submitters else config.run_as, above)
+    except (OSError, KeyError):
+        return ""
 
 
 def _no_torch(config: AgentConfig) -> NoTorch | None:

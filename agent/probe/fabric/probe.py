@@ -42,6 +42,15 @@ from muster.fabric.operator_rules import Rules
 
 _ON_ITS_WAY_S: Final = 60.0
 """Seconds that a running agent may take to create or remove a directory."""
+_OPEN: Final = (
+    "run `chmod o+x` on that folder, then `muster doctor` again; or set another `state_dir` in "
+    "agent.yaml"
+)
+_SUBMITTERS: Final = (
+    "jobs run as the users who submit them: jobs of a user without an account of the same name on "
+    "this node are refused"
+)
+_ACCOUNTS: Final = "`useradd --create-home NAME` for each user who lacks one, or `user_map`"
 _RENEW: Final = (
     "the agent renews it by itself: its log has `certificate_not_renewed` and the reason; "
     "after its end, run `muster join` again"
@@ -53,7 +62,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     jobs and `python` is their interpreter; `nccl` is a version; `network` is a pinned interface or
     address; `agent`: this process is the agent itself, whose directory is `state_dir`;
     `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
-    jobs apart, with the reasons.
+    jobs apart, with the reasons; `closed` is why the user of jobs cannot enter their folders;
+    `submitters`: jobs run as the users who submit them.
     """
 
     rules: Rules = Rules()
@@ -71,6 +81,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     not_apart: dict[str, str] = {}
     single_team: bool = False
     no_torch: NoTorch | None = None
+    closed: str = ""
+    submitters: bool = False
     certificate_ends: str = ""
 
 
@@ -147,6 +159,10 @@ def probe(
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
     found += host_problems.of_apart(asked.not_apart)
+    if asked.closed:
+        found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
+    if asked.submitters:
+        found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
     if asked.certificate_ends:
         found.append(problems.warning(asked.certificate_ends, _RENEW))
     found += _of_interpreter(asked, live=tree.live)

@@ -192,6 +192,10 @@ def _unauthorized(detail: str, hint: str, more: Mapping[str, str] | None = None)
 
 def _forbidden(who: Principal, action: Action) -> ApiError:
     needed = least_role(action)
+    if who.kind is Kind.NODE and who.name:
+        return ApiError(
+            403, "forbidden", "a node's certificate is not a user's token", "use `muster login`"
+        )
     if who.role is None:
         return ApiError(
             403, "forbidden", "a join token is not allowed here", "use the token of a user"

@@ -115,7 +115,8 @@ found["handlers"] = {int(n): str(signal.getsignal(n)) for n in signal.valid_sign
 found["timers"] = signal.getitimer(signal.ITIMER_REAL)
 found["threads of python"] = [thread.name for thread in threading.enumerate()]
 found["main thread"] = threading.current_thread() is threading.main_thread()
-found["ident"] = threading.get_native_id() == os.getpid()
+found["ident"] = [threading.get_native_id() == os.getpid()]
+found["ident"].append(threading.main_thread().native_id == os.getpid())
 found["rlimits"] = resource.getrlimit(resource.RLIMIT_NOFILE)
 import gc, locale, logging, multiprocessing
 found["gc"] = [gc.isenabled(), gc.get_threshold(), gc.garbage]
@@ -128,6 +129,7 @@ import torch
 import numpy
 unique.append(float(numpy.random.random()))
 found["warnings"] = [str(filter) for filter in warnings.filters]
+found["seeds for GPUs"] = len(torch.cuda._lazy_seed_tracker.call_order)
 unique += [torch.initial_seed(), torch.rand(3).tolist()]
 found["torch threads"] = [torch.get_num_threads(), torch.get_num_interop_threads()]
 found["torch defaults"] = [

@@ -6,18 +6,20 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from agent.config import AgentConfig
+from agent.config import SUBMITTER, AgentConfig
 from agent.probe.fabric import command
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.user_access import JobUser
 from muster.daemon.certificates import new_authority, new_key, node_certificate, signing_request
 from muster.daemon.clock import SystemClock
+from muster.fabric.model import Severity
 from muster.fabric.schema import probe_schema
 from tests.agent.probe.fabric.trees import CASES, Node, classical, unpack
 
@@ -260,3 +262,34 @@ def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None:
     assert not command.asked_by(structs.replace(config, certificate=made["late"])).certificate_ends
     problem = probe(tmp_path, ProbeOptions(certificate_ends=warned.certificate_ends)).problems
     assert warned.certificate_ends in {found.what for found in problem}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("run_as", ["nobody", SUBMITTER])
+def test_doctor_names_the_closed_folder_above_the_state(run_as: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        above = Path(name) / "srv"
+        state = above / "muster/agent"
+        state.mkdir(parents=True)
+        Path(name).chmod(0o711)
+        above.chmod(0o700)
+        config = AgentConfig(run_as=run_as, state_dir=state)
+        closed = command.asked_by(config).closed
+        above.chmod(0o711)
+        state.chmod(0o700)
+        assert not command.asked_by(config).closed, "the agent opens its own folder itself"
+    assert closed.endswith(f"(chmod o+x); the first that is closed is {above}")
+    (found,) = (p for p in probe(asked=ProbeOptions(closed=closed)).problems if closed in p.what)
+    assert found.severity == Severity.ERROR
+    assert "chmod o+x" in found.fix
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs jobs as their submitters")
+@pytest.mark.parametrize(("run_as", "said"), [("nobody", False), (SUBMITTER, True)])
+def test_doctor_says_that_submitters_need_accounts(run_as: str, said: bool) -> None:
+    asked = command.asked_by(AgentConfig(run_as=run_as))
+    assert asked.submitters == said
+    fixes = [problem.fix for problem in probe(asked=asked).problems]
+    assert any("useradd --create-home NAME" in fix for fix in fixes) == said
