@@ -1,8 +1,8 @@
 """A fence around the ports of gangs: nftables, in a table of this agent's own.
 
 On the gang's nodes only the job's user may connect to a leased port, and from other machines only
-the gang's addresses: none until they are known, so a gang of one node stays closed. Each change
-replaces the table as a whole, so nothing of an ended task stays.
+the gang's addresses: none until they are known, so a gang of one node stays closed. Only that
+user's listener can answer. Each change replaces the whole table, so nothing of an ended task stays.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ LOOK_S: Final = 60.0
 _MARK: Final = 'comment "task '
 # Only the beginning of a connection: the rest belongs to one that was let in.
 _NEW: Final = "tcp flags & (syn | ack) == syn"
+_ANSWER: Final = "tcp flags & (syn | ack) == (syn | ack)"
 _log = structlog.get_logger("agent.gang.fence")
 
 
@@ -128,10 +129,16 @@ def _into(fenced: Fenced) -> Iterator[str]:
 
 
 def _out_of(fenced: Fenced) -> Iterator[str]:
-    """From this machine only the job's user; root is the agent, which checks the rendezvous."""
-    others = f"{_NEW} meta skuid != {_set(sorted({0, fenced.uid}))} reject with tcp reset"
+    """From this machine only the job's user; root is the agent, which checks the rendezvous.
+
+    Another user may win a leased port between the agent's close and the launcher's bind: such a
+    listener completes no handshake.
+    """
+    strangers = f"meta skuid != {_set(sorted({0, fenced.uid}))}"
+    others = f"{_NEW} {strangers} reject with tcp reset"
     if fenced.ports:
         yield f'oifname "lo" tcp dport {_set(fenced.ports)} {others}'
+        yield f"tcp sport {_set(fenced.ports)} {_ANSWER} {strangers} drop"
     if fenced.rendezvous is not None:
         launcher, port = fenced.rendezvous
         for family, version in (("ip", 4), ("ip6", 6)):

@@ -185,14 +185,14 @@ class ShimTask(PreparationListener, ProgramListener):
         self._grace_s, self._stop_signal = command.grace_s, signal_number(command.stop_signal)
         self.ranks.plan(*planned(command.argv))
         env = preparation.environment(command.env or {})
-        gate = preparation.gate
-        if gate is not None:
+        if (gate := preparation.gate) is not None:
             self._main_pid = None if preparation.child is None else preparation.child.pid
             gate.start(command.argv, env, command.grace_s)
         else:
             self._run(preparation, command, env)
         if command.listen_port is not None:
-            port_probe.await_listener(self._loop, _LISTEN, command.listen_port, self._listening)
+            port, user = command.listen_port, preparation.identity
+            port_probe.await_listener(self._loop, _LISTEN, port, user, self._listening)
 
     def _listening(self) -> None:
         self.status.listening = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import shutil
@@ -79,6 +80,7 @@ def test_a_gang_that_grows_is_open_if_its_coordinator_does_not_name_its_nodes() 
 def test_rules_name_the_gang_the_user_and_the_task() -> None:
     text = ruleset("t", {TASK: in_gang(Fenced(USER, (20_001, 20_002)), PLAN)})
     new = "tcp flags & (syn | ack) == syn"
+    answer = "tcp flags & (syn | ack) == (syn | ack)"
     into = f'iifname != "lo" tcp dport {{ 20001, 20002 }} {new}'
     others = f"{new} meta skuid != {{ 0, {USER} }} reject with tcp reset"
     for rule in (
@@ -87,6 +89,7 @@ def test_rules_name_the_gang_the_user_and_the_task() -> None:
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
         f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {others}",
         f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {others}",
+        f"tcp sport {{ 20001, 20002 }} {answer} meta skuid != {{ 0, {USER} }} drop",
     ):
         assert f'{rule} comment "task {TASK}"' in text.splitlines()
 
@@ -158,6 +161,21 @@ class Machines:
         )
         return said.strip() == "in"
 
+    @contextlib.contextmanager
+    def serving(self, uid: int) -> Iterator[None]:
+        """A server of this user at the port on the launcher."""
+        user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+        argv = ["ip", "netns", "exec", self.names[0], *user, python, "-c", SERVE]
+        server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        try:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+            yield
+        finally:
+            server.kill()
+            server.communicate()
+
     def apply(self, number: int, text: str) -> None:
         subprocess.run(
             ["ip", "netns", "exec", self.names[number - 1], NFT, "-f", "-"],
@@ -171,24 +189,24 @@ class Machines:
 
 
 @pytest.fixture
-def machines() -> Iterator[Machines]:
+def network() -> Iterator[Machines]:
+    """The machines, without a server."""
     found = Machines(f"mf{secrets.token_hex(3)}-")
     try:
         found.build()
     except (OSError, subprocess.CalledProcessError):
         found.remove()
         pytest.skip("no network namespaces here")
-    python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
-    argv = ["ip", "netns", "exec", found.names[0], python, "-c", SERVE]
-    server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
         yield found
     finally:
-        server.kill()
-        server.communicate()
         found.remove()
+
+
+@pytest.fixture
+def machines(network: Machines) -> Iterator[Machines]:
+    with network.serving(uid=0):
+        yield network
 
 
 class TestWithAKernel:
@@ -211,6 +229,22 @@ class TestWithAKernel:
             machines.apply(number, ruleset("m", {}))
             assert machines.tables(number) == ""
         assert machines.connects(3, launcher, USER + 1)
+
+    def test_a_listener_of_another_user_gets_no_connection(self, network: Machines) -> None:
+        plan = ArrangeTask(
+            TASK, (), {"MASTER_PORT": "20001"}, (("n1", "10.0.0.1"), ("n2", "10.0.0.2")), ""
+        )
+        ways = ((1, "10.0.0.1"), (1, "127.0.0.1"), (2, "10.0.0.1"))
+        with network.serving(USER + 1):
+            for number, address in ways:
+                assert network.connects(number, address, USER), "the control"
+            network.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+            for number, address in ways:
+                for uid in (USER, 0):
+                    assert not network.connects(number, address, uid, patience_s=1.5)
+        with network.serving(USER):
+            for number, address in ways:
+                assert network.connects(number, address, USER)
 
     def test_until_the_gang_is_known_only_its_user_on_its_node_comes_in(
         self, machines: Machines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.shim.system import syscalls
+from agent.shim.system import port_probe, syscalls
 from agent.shim.system.cgroup import Cgroup, own_cgroup
 from agent.shim.system.port_probe import listening
 from agent.shim.system.process_tree import ProcessTree, signal_exactly
@@ -38,6 +38,20 @@ def test_a_port_counts_once_it_listens(family: int, address: str) -> None:
             with socket.create_connection((address, port)):
                 server.close()
                 assert not listening(port)
+
+
+def test_a_listener_of_another_user_does_not_count(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    owner = 47_112
+    table.write_text(
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+        f"   0: 00000000:4E21 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {owner} 0 9\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(port_probe, "TABLES", (str(table),))
+        assert not listening(20_001, owner - 1)
+        assert listening(20_001, owner)
+        assert listening(20_001)
 
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
