@@ -12,6 +12,7 @@ import mmap
 import os
 import runpy
 import sys
+import threading
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -121,6 +122,9 @@ def arrange(request: dict[str, Any], go: int, tell: int, stdout: int, stderr: in
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = argv
     _seed()
+    # Python keeps that of the process that forked.
+    main: Any = threading.current_thread()
+    main._set_native_id()
     _start_pools()
     _follow_number_of_threads()
 
@@ -204,7 +208,13 @@ def _seed() -> None:
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed(None)
-    sys.modules["torch"].default_generator.seed()
+    torch = sys.modules["torch"]
+    torch.default_generator.seed()
+    # Seeds that wait for the first use of a GPU: a preloaded module's would reach every rank.
+    for devices in (torch.cuda, getattr(torch, "xpu", None)):
+        waiting = getattr(devices, "_lazy_seed_tracker", None)
+        if waiting is not None:
+            waiting.__init__()
 
 
 def set_threads(number: int) -> None:
