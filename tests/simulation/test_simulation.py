@@ -79,7 +79,7 @@ WANTED = {
     "drained_away": LEAST,
     "quarantined": LEAST,
     "start_failed": LEAST,
-    "gate_died": LEAST,
+    "gate_died": 50,
     "spawn_failed": LEAST,
     "name_unresolved": LEAST,
     "port_taken": LEAST,
