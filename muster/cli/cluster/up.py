@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import click
 import msgspec
 
 from muster.cli.cluster.init import (
-    ACCOUNT,
-    account,
     default_folder,
     make_public,
     this_user,
     user_named,
 )
 from muster.cli.cluster.printed_lines import install_line, join_line, upgrade_line
-from muster.cli.cluster.tokens_file import new_token, tokens_text
+from muster.cli.cluster.setup.new_cluster import (
+    SUBMITTER,
+    SYSTEM_DIR,
+    SYSTEM_STATE,
+    NewCluster,
+    write_cluster,
+)
+from muster.cli.cluster.setup.written_cluster import WrittenCluster, read_cluster
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
 from muster.cli.output.format import note, safe
@@ -33,31 +36,19 @@ from muster.client import enrolment as calls
 from muster.client.client import Client
 from muster.client.config import client_file_path, load_settings
 from muster.client.errors import ClientError
-from muster.daemon.clock import SystemClock
-from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.daemon.listen_address import all_names, own_address
+from muster.daemon.listen_address import own_address
 from muster.daemon.units import (
     COORDINATOR,
     install_unit,
     link_program,
-    make_readable,
     program,
     systemd_runs,
-    why_not_run_by,
 )
 from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
-from muster.protocol.roles import Role
-from muster.protocol.tokens import TokenClass
-from muster.spec.units import duration_text
 from muster.wheels.manifest import MANIFEST, TARGET
 
-_SYSTEM_DIR: Final = Path("/etc/muster")
-_SYSTEM_STATE: Final = Path("/var/lib/muster")
-_PRIVATE: Final = 0o600
-_PUBLIC: Final = 0o644
 _TIME_LIMIT_S: Final = 86400.0
-SUBMITTER: Final = "SUBMITTER"
 
 
 class UpOutput(msgspec.Struct, frozen=True):
@@ -76,33 +67,6 @@ class UpOutput(msgspec.Struct, frozen=True):
     new: bool
     install_line: str = ""
     upgrade_line: str = ""
-
-
-class _Written(NamedTuple):
-    """The settings of a cluster that `up` has written."""
-
-    address: str
-    run_as: str
-    ca: Path
-    cert: Path
-    wheels: Path | None
-
-
-class _Plan(NamedTuple):
-    """The choices of a new cluster."""
-
-    folder: Path
-    state: Path
-    host: str
-    port: int
-    agents_port: int
-    listen: str
-    names: tuple[str, ...]
-    run_as: str
-    pools: tuple[str, ...]
-    time_limit_s: float
-    user: str
-    approve: bool
 
 
 def _read_targets(
@@ -193,9 +157,9 @@ def command(
     config = folder / "coordinator.yaml"
     new = not os.path.lexists(config)
     if new:
-        plan = _Plan(
+        plan = NewCluster(
             folder=folder,
-            state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
+            state=SYSTEM_STATE if folder == SYSTEM_DIR else folder / "state",
             host=names[0] if names else own_address(),
             port=port,
             agents_port=agents_port,
@@ -207,12 +171,12 @@ def command(
             user=user_named(user or this_user(os.environ)),
             approve=approve,
         )
-        _write(plan, client_file, start=systemd_runs() and not no_start)
+        write_cluster(plan, client_file, start=systemd_runs() and not no_start)
         _explain(plan, client_file)
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
-    written = _read(config)
-    if folder == _SYSTEM_DIR and os.geteuid() == 0:
+    written = read_cluster(config)
+    if folder == SYSTEM_DIR and os.geteuid() == 0:
         _link()
     if not no_wheels:
         _fill(written, wheels_for)
@@ -230,65 +194,7 @@ def _run_as(given: str | None) -> str:
     return given.strip()
 
 
-def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
-    """Write the files; the configuration comes last, because by it a later run knows that all of
-    them are there."""
-    from muster.daemon.certificates import Authority, new_authority, new_key, server_certificate
-
-    if os.path.lexists(plan.state / "coordinator" / "journal.sqlite"):
-        raise RefusedError(
-            f"nothing was written: a coordinator has run here, with its journal in "
-            f"{safe(str(plan.state / 'coordinator'))}; choose another --dir, or move it away"
-        )
-    if os.path.lexists(client_file):
-        raise RefusedError(
-            f"nothing was written: {safe(str(client_file))} is for another cluster; move it away, "
-            "or name another file with MUSTER_CONFIG"
-        )
-    owner = _account(create=start)
-    if plan.folder == _SYSTEM_DIR:
-        _open(plan.state, start=start)
-    make_public(plan.folder)
-    client_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    now = SystemClock().now().wall
-    ca, ca_key = plan.folder / "ca.pem", plan.folder / "ca-key.pem"
-    if os.path.lexists(ca) and os.path.lexists(ca_key):
-        # Of a run that was interrupted: nodes and people may know this CA already.
-        authority = Authority(ca.read_bytes(), ca_key.read_bytes())
-    else:
-        authority = new_authority(now)
-        write_atomic(ca_key, authority.key, _PRIVATE, owner=owner)
-        write_atomic(ca, authority.cert, _PUBLIC)
-    key = new_key()
-    hosts, addresses = all_names((plan.host, *plan.names))
-    cert = server_certificate(authority, key, hosts, addresses, now)
-    write_atomic(plan.folder / "server-key.pem", key, _PRIVATE, owner=owner)
-    write_atomic(plan.folder / "server.pem", cert, _PUBLIC)
-    token, record = new_token(TokenClass.USER, plan.user, role=Role.ADMIN)
-    tokens = tokens_text([record]).encode()
-    write_atomic(plan.folder / "tokens.yaml", tokens, _PRIVATE, owner=owner)
-    settings = {"url": _url(plan.host, plan.port), "token": token, "ca": str(ca)}
-    write_atomic(client_file, _yaml(settings).encode(), _PRIVATE)
-    write_atomic(plan.folder / "coordinator.yaml", _coordinator(plan).encode(), _PUBLIC)
-
-
-def _open(state: Path, *, start: bool) -> None:
-    """Let the coordinator's user and people reach what a shell with another umask has made."""
-    for folder in (_SYSTEM_DIR, state):
-        if folder.is_dir() and folder.stat().st_mode & 0o055 != 0o055:
-            folder.chmod(folder.stat().st_mode | 0o055)
-            note(f"{folder} was closed; others may enter it now, as its files with secrets are not")
-    if make_readable(Path(sys.prefix)):
-        note(f"made {sys.prefix} readable for all users")
-    if start and (why := why_not_run_by(ACCOUNT)):
-        raise RefusedError(
-            f"nothing was written: the user {ACCOUNT}, as whom the coordinator runs, cannot run "
-            f"{program()}: {safe(why)}\n  install Muster where all users can enter, such as "
-            "/opt/muster"
-        )
-
-
-def _explain(plan: _Plan, client_file: Path) -> None:
+def _explain(plan: NewCluster, client_file: Path) -> None:
     """Print what follows from the choices of a new cluster."""
     if plan.run_as != SUBMITTER:
         note(
@@ -318,58 +224,6 @@ def _explain(plan: _Plan, client_file: Path) -> None:
     )
 
 
-def _coordinator(plan: _Plan) -> str:
-    listen = {"host": plan.listen, "port": plan.port}
-    folder = plan.folder
-    limit = {"defaults": {"time_limit": duration_text(plan.time_limit_s)}}
-    return (
-        "# A coordinator, written by `muster up`; run it with: muster coordinator --config "
-        "THIS_FILE\n"
-        + _yaml(
-            {
-                "listen": listen,
-                "listen_agents": {**listen, "port": plan.agents_port},
-                "state_dir": str(plan.state / "coordinator"),
-                "tokens_file": str(folder / "tokens.yaml"),
-                "tls": {
-                    "cert": str(folder / "server.pem"),
-                    "key": str(folder / "server-key.pem"),
-                    "ca": str(folder / "ca.pem"),
-                    "ca_key": str(folder / "ca-key.pem"),
-                },
-                "join": {
-                    "approve": plan.approve,
-                    "run_as": plan.run_as,
-                    "address": _shown(plan.host, plan.port),
-                    "wheels": str(plan.state / "wheels"),
-                },
-                "pools": dict.fromkeys(plan.pools, limit),
-            }
-        )
-    )
-
-
-def _read(config: Path) -> _Written:
-    import yaml
-
-    try:
-        tree = yaml.safe_load(config.read_text("utf-8"))
-        join, tls = tree["join"], tree["tls"]
-        wheels = join.get("wheels")
-        return _Written(
-            str(join["address"]),
-            str(join["run_as"]),
-            Path(tls["ca"]),
-            Path(tls["cert"]),
-            Path(wheels) if wheels else None,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise RefusedError(
-            f"{safe(str(config))} was not written by `muster up`; for another cluster, choose "
-            "another --dir"
-        ) from error
-
-
 def _link() -> None:
     """Make the printed lines work as they are printed."""
     try:
@@ -380,7 +234,7 @@ def _link() -> None:
         note(safe(done))
 
 
-def _fill(written: _Written, targets: Sequence[str]) -> None:
+def _fill(written: WrittenCluster, targets: Sequence[str]) -> None:
     """Fill the directory of wheels. Without an index, the cluster works without them."""
     from muster.wheels.fill import NoWheelsError, fill
 
@@ -401,7 +255,7 @@ def _fill(written: _Written, targets: Sequence[str]) -> None:
         note(f"wheels for nodes without a package index: {', '.join(sorted(made.targets))}")
 
 
-def _pin(written: _Written) -> str:
+def _pin(written: WrittenCluster) -> str:
     """Return the pin of the coordinator's public key; empty if there are no wheels."""
     from muster.daemon.certificates import public_key_pin
 
@@ -410,7 +264,7 @@ def _pin(written: _Written) -> str:
     return public_key_pin(written.cert.read_bytes())
 
 
-def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: bool) -> None:
+def _print(config: Path, written: WrittenCluster, *, start: bool, new: bool, as_json: bool) -> None:
     """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
     address, run_as = written.address, written.run_as
     try:
@@ -469,24 +323,3 @@ def _join_secret() -> NewJoinSecret | None:
     except ClientError as error:
         note(f"no join secret was created: {safe(str(error))}")
         return None
-
-
-def _account(*, create: bool) -> tuple[int, int] | None:
-    """Return the coordinator's own user, who owns the private files; None for the caller."""
-    if create and os.geteuid() == 0 and account() is None:
-        words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
-        subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), ACCOUNT], check=True)
-    return account()
-
-
-def _url(host: str, port: int) -> str:
-    return f"https://{_shown(host, port)}"
-
-
-def _shown(host: str, port: int) -> str:
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _yaml(settings: dict[str, Any]) -> str:
-    """Write JSON values, which are YAML, so that no text is read as a number or a date."""
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
