@@ -28,12 +28,13 @@ PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
 
 
 class Site:
-    """The machines of a cluster, and one that no operator has accepted."""
+    """The machines of a cluster, one that no operator has accepted, and one of a person."""
 
     def __init__(self, found: dict[str, Machine]) -> None:
         self.machines = found
         self.head = found["head"]
         self.thief = found["thief"]
+        self.laptop = found["laptop"]
         self.printed = ""
         """The lines that `muster up` has printed."""
 
@@ -98,7 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pytest.skip(f"there are no wheels for the machines: {error}")
     left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared")
     shutil.copytree(TREE, source, ignore=left_out)
-    names = ("head", *NODES, "thief")
+    names = ("head", *NODES, "thief", "laptop")
     binds = {wheels: "/mnt/wheels", source: "/mnt/muster"}
     with machines(folder, names, binds, ALONE) as found:
         site = Site(found)
@@ -138,7 +139,7 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
     line = re.search(r"^each person: +(.*)$", site.printed, re.MULTILINE)
     assert line is not None, site.printed
     printed = site.head.sh(line[1].replace("NAME", "ann")).stdout.strip()
-    laptop = site.thief
+    laptop = site.laptop
     laptop.sh("useradd --create-home ann")
     laptop.sh(f"printf '%s\\n' {shlex.quote(printed)} > /tmp/line && chmod 644 /tmp/line")
     laptop.sh("! su - ann -c 'command -v muster'")
