@@ -22,6 +22,11 @@ USER = "trainer"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 # Reaches the coordinator, but no other machine.
 ALONE = "gpu-03"
+# An environment for jobs, as the page's `--python` names it. The agent looks whether it has torch.
+TRAINING = """\
+python3 -m venv --without-pip /opt/training
+cd /opt/training/lib/python3*/site-packages
+mkdir torch && touch torch/__init__.py"""
 CERTIFICATE = "/var/lib/muster/agent/node.pem"
 # pip looks in a folder, as there is no internet in the machines.
 PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
@@ -106,6 +111,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         try:
             for machine in found.values():
                 machine.sh(f"useradd --create-home {USER}")
+            for node in NODES:
+                found[node].sh(f"set -e; {TRAINING}")
             site.head.sh("cp -r /mnt/muster /root/muster")
             install = commands(0).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
@@ -128,6 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_the_printed_lines_make_a_cluster(site: Site) -> None:
     for node in NODES:
         site.connected(node)
+        assert re.search(rf"{node} connected .*\bfree\b", site.state(node)), site.state(node)
         job = site.submit(node, "id -un; hostname")
         assert site.ended(job) == 0
         assert site.muster(f"logs {job}").split()[:2] == [USER, node]

@@ -20,6 +20,7 @@ from muster.cli.cluster.init import (
     user_named,
 )
 from muster.cli.cluster.printed_lines import install_line, join_line, upgrade_line
+from muster.cli.cluster.setup.kept_options import GivenOptions, kept_options
 from muster.cli.cluster.setup.new_cluster import (
     SUBMITTER,
     SYSTEM_DIR,
@@ -27,10 +28,11 @@ from muster.cli.cluster.setup.new_cluster import (
     NewCluster,
     write_cluster,
 )
+from muster.cli.cluster.setup.server_certificate import renew_certificate
 from muster.cli.cluster.setup.written_cluster import WrittenCluster, read_cluster
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
-from muster.cli.output.format import note, safe
+from muster.cli.output.format import moment, note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.client import enrolment as calls
 from muster.client.client import Client
@@ -46,9 +48,13 @@ from muster.daemon.units import (
     systemd_runs,
 )
 from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
+from muster.protocol.timestamp import timestamp
 from muster.wheels.manifest import MANIFEST, TARGET
 
 _TIME_LIMIT_S: Final = 86400.0
+_PORT: Final = click.IntRange(1, 65535)
+_USERS: Final = 7077
+_AGENTS: Final = 7079
 
 
 class UpOutput(msgspec.Struct, frozen=True):
@@ -85,6 +91,12 @@ def _read_targets(
     help=f"User of the jobs on the nodes, or {SUBMITTER} for each job's own; asked for if missing.",
 )
 @click.option(
+    "--python",
+    metavar="PATH",
+    help="Interpreter, venv or conda prefix with torch, at the same path on all nodes, for jobs "
+    "that name none; goes into the nodes' lines; asked for if missing.",
+)
+@click.option(
     "--name",
     "names",
     metavar="NAME",
@@ -102,8 +114,10 @@ def _read_targets(
 )
 @click.option("--user", metavar="NAME", help="The first admin (default: you).")
 @click.option("--approve", is_flag=True, help="Make new nodes wait for `muster node accept`.")
-@click.option("--port", type=click.IntRange(1, 65535), default=7077, help="Port of users.")
-@click.option("--agents-port", type=click.IntRange(1, 65535), default=7079, help="Port of agents.")
+@click.option("--port", type=_PORT, metavar="N", help=f"Port of users (default: {_USERS}).")
+@click.option(
+    "--agents-port", type=_PORT, metavar="N", help=f"Port of agents (default: {_AGENTS})."
+)
 @click.option("--listen", metavar="ADDRESS", help="Listen only on this address (default: all).")
 @click.option(
     "--dir",
@@ -119,22 +133,30 @@ def _read_targets(
     callback=_read_targets,
     help="Nodes without an index have another Python or machine, such as 3.12-aarch64; also later.",
 )
+@click.option(
+    "--renew-certificate",
+    "renew",
+    is_flag=True,
+    help="Sign the coordinator's certificate anew, with the same key; --name adds names to it.",
+)
 @click.option("--no-wheels", is_flag=True, help="Download no wheels for nodes without an index.")
 @json_option
 def command(
     *,
     run_as: str | None,
+    python: str | None,
     names: tuple[str, ...],
     pools: tuple[str, ...],
     time_limit_s: float | None,
     user: str | None,
     approve: bool,
-    port: int,
-    agents_port: int,
+    port: int | None,
+    agents_port: int | None,
     listen: str | None,
     folder: Path | None,
     no_start: bool,
     wheels_for: tuple[str, ...],
+    renew: bool,
     no_wheels: bool,
     as_json: bool,
 ) -> None:
@@ -142,45 +164,74 @@ def command(
     configuration and the first admin. Downloads the wheels from which nodes without a package index
     install Muster. Where systemd runs, the coordinator is started. Prints the lines for nodes and
     for people. Run again, it changes nothing, except for wheels that are missing or of another
-    release.
+    release; it names each option that differs from what the cluster has, and how to change that.
 
     \b
-    muster up --run-as trainer
+    muster up --run-as trainer --python /opt/training
     muster up --wheels-for 3.12-aarch64
+    muster up --renew-certificate
     """
     if no_wheels and wheels_for:
         raise click.UsageError("--wheels-for and --no-wheels exclude each other")
+    given = GivenOptions(
+        run_as, python, names, pools, time_limit_s, user, approve, port, agents_port, listen
+    )
     # Files are for everybody, unless they have a mode of their own: those with secrets.
     os.umask(0o022)
     client_file = client_file_path(os.environ).absolute()
     folder = (folder or default_folder(client_file)).absolute()
     config = folder / "coordinator.yaml"
     new = not os.path.lexists(config)
+    if renew:
+        if new:
+            raise RefusedError(f"there is no {safe(str(config))}: nothing was renewed")
+        _renew(config, names)
+        return
     if new:
-        plan = NewCluster(
-            folder=folder,
-            state=SYSTEM_STATE if folder == SYSTEM_DIR else folder / "state",
-            host=names[0] if names else own_address(),
-            port=port,
-            agents_port=agents_port,
-            listen=listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
-            names=names,
-            run_as=_run_as(run_as),
-            pools=pools or ("default",),
-            time_limit_s=time_limit_s or _TIME_LIMIT_S,
-            user=user_named(user or this_user(os.environ)),
-            approve=approve,
-        )
+        plan = _planned(folder, given)
         write_cluster(plan, client_file, start=systemd_runs() and not no_start)
         _explain(plan, client_file)
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
     written = read_cluster(config)
+    if not new:
+        for why in kept_options(config, written, given):
+            note(f"warning: {safe(why)}")
     if folder == SYSTEM_DIR and os.geteuid() == 0:
         _link()
     if not no_wheels:
         _fill(written, wheels_for)
     _print(config, written, start=systemd_runs() and not no_start, new=new, as_json=as_json)
+
+
+def _planned(folder: Path, given: GivenOptions) -> NewCluster:
+    """Return the choices of a new cluster: those given, asked for, or usual."""
+    return NewCluster(
+        folder=folder,
+        state=SYSTEM_STATE if folder == SYSTEM_DIR else folder / "state",
+        host=given.names[0] if given.names else own_address(),
+        port=given.port or _USERS,
+        agents_port=given.agents_port or _AGENTS,
+        listen=given.listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
+        names=given.names,
+        run_as=_run_as(given.run_as),
+        python=_python(given.python),
+        pools=given.pools or ("default",),
+        time_limit_s=given.time_limit_s or _TIME_LIMIT_S,
+        user=user_named(given.user or this_user(os.environ)),
+        approve=given.approve,
+    )
+
+
+def _renew(config: Path, names: tuple[str, ...]) -> None:
+    written = read_cluster(config)
+    made = renew_certificate(written, names)
+    added = f", now also for {', '.join(map(safe, made.added))}" if made.added else ""
+    note(
+        f"{safe(str(written.cert))} is renewed until {moment(timestamp(made.expires))}{added}. Its "
+        "key is the same: printed lines, nodes and people go on as before, and a coordinator that "
+        "runs has it within seconds"
+    )
 
 
 def _run_as(given: str | None) -> str:
@@ -192,6 +243,17 @@ def _run_as(given: str | None) -> str:
             "each job's own"
         )
     return given.strip()
+
+
+def _python(given: str | None) -> str:
+    """Return where the nodes have torch; "" if nobody says so."""
+    if given is None and sys.stdin.isatty():
+        text = "Interpreter, venv or conda prefix with torch on the nodes (empty for none)"
+        given = str(click.prompt(text, default="", show_default=False, err=True))
+    path = (given or "").strip()
+    if path and (not path.startswith("/") or not path.isprintable()):
+        raise click.UsageError(f"--python: {path!r} is not an absolute path, such as /opt/training")
+    return path
 
 
 def _explain(plan: NewCluster, client_file: Path) -> None:
@@ -207,10 +269,15 @@ def _explain(plan: NewCluster, client_file: Path) -> None:
             "each job runs as the user who submits it, who must exist on each node: useradd "
             "--create-home NAME, or a directory service"
         )
-    note(
-        "jobs that name no `python` need an environment with torch on each node: add --python "
-        "/opt/training, or where it is, to the nodes' lines"
-    )
+    if plan.python:
+        note(f"jobs that name no `python` use {safe(plan.python)} of each node, with its torch")
+    else:
+        note(
+            "no --python was given: nodes take jobs that name their `python`, and say `no_torch` "
+            "to the others. To change that, set `python: /opt/training`, or where torch is on the "
+            f"nodes, in `join` of {safe(str(plan.folder / 'coordinator.yaml'))}, and restart the "
+            "coordinator before nodes join"
+        )
     own = f"muster token create --user {plan.user}"
     if os.geteuid() != 0:
         note(f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}")
@@ -266,7 +333,7 @@ def _pin(written: WrittenCluster) -> str:
 
 def _print(config: Path, written: WrittenCluster, *, start: bool, new: bool, as_json: bool) -> None:
     """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
-    address, run_as = written.address, written.run_as
+    address, options = written.address, written.options
     try:
         ca, pin = written.ca.read_bytes(), _pin(written)
     except (OSError, ValueError) as error:
@@ -283,10 +350,10 @@ def _print(config: Path, written: WrittenCluster, *, start: bool, new: bool, as_
         url=url,
         folder=str(config.parent),
         start=command_line,
-        node_line=join_line(url, made, run_as),
+        node_line=join_line(url, made, options),
         person_line="muster user add NAME --login",
         new=new,
-        install_line=install_line(url, pin, made, run_as) if pin else "",
+        install_line=install_line(url, pin, made, options) if pin else "",
         upgrade_line=upgrade_line(url, pin) if pin else "",
     )
     if as_json:

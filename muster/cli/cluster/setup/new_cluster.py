@@ -40,6 +40,7 @@ class NewCluster(NamedTuple):
     listen: str
     names: tuple[str, ...]
     run_as: str
+    python: str
     pools: tuple[str, ...]
     time_limit_s: float
     user: str
@@ -126,6 +127,7 @@ def _coordinator(plan: NewCluster) -> str:
                 "join": {
                     "approve": plan.approve,
                     "run_as": plan.run_as,
+                    **({"python": plan.python} if plan.python else {}),
                     "address": _shown(plan.host, plan.port),
                     "wheels": str(plan.state / "wheels"),
                 },

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from muster.cli.cluster.printed_lines import JoinOptions
 from muster.cli.errors import RefusedError
 from muster.cli.output.format import safe
 
@@ -13,13 +15,22 @@ class WrittenCluster(NamedTuple):
     """The settings of a cluster that `up` has written."""
 
     address: str
-    run_as: str
+    options: JoinOptions
     ca: Path
     cert: Path
     wheels: Path | None
+    tree: Mapping[str, Any]
+
+    def path(self, part: str, name: str) -> Path:
+        """Return the path that a setting names. Raises RefusedError."""
+        found = self.tree[part].get(name)
+        if not isinstance(found, str):
+            raise RefusedError(f"the configuration names no {part}.{name}")
+        return Path(found)
 
 
 def read_cluster(config: Path) -> WrittenCluster:
+    """Return what the file of `muster up` says. Raises RefusedError."""
     import yaml
 
     try:
@@ -28,10 +39,11 @@ def read_cluster(config: Path) -> WrittenCluster:
         wheels = join.get("wheels")
         return WrittenCluster(
             str(join["address"]),
-            str(join["run_as"]),
+            JoinOptions(str(join["run_as"]), str(join.get("python") or "")),
             Path(tls["ca"]),
             Path(tls["cert"]),
             Path(wheels) if wheels else None,
+            tree,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise RefusedError(
