@@ -83,7 +83,7 @@ from agent.shims.limits import TaskLimits
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
 from agent.taskdirs.task_accounts import TaskAccounts
-from agent.taskdirs.taskdirs import TASKS, TaskDirs, user_of
+from agent.taskdirs.taskdirs import TaskDirs, user_of
 from agent.tasks.part_limits import read_limits
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
@@ -163,7 +163,7 @@ class Agent:
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
-        self._job_user = JobUserMonitor(owners, config.state_dir / TASKS, self._inbox.post)
+        self._job_user = JobUserMonitor(owners, config, self._inbox.post)
         self._interpreter = InterpreterMonitor(config.python, owners, self._inbox.post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post

@@ -1,4 +1,4 @@
-"""Monitor of the user that jobs run as: whether this node could start any job at all.
+"""Monitor of what every job needs, its user and a fence: whether this node could start any job.
 
 A node that refuses every job is not free, and says so before a job finds out.
 """
@@ -11,10 +11,13 @@ from typing import Final
 
 import structlog
 
+from agent.config import AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
+from agent.shims.apart import why_no_demanded_fence
 from agent.taskdirs.entrance import cannot_enter
 from agent.taskdirs.task_accounts import TaskAccounts
+from agent.taskdirs.taskdirs import TASKS
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.link.control_channel import NodeChanges
 
@@ -43,13 +46,17 @@ class JobUserMonitor(Monitor):
     def __init__(
         self,
         owners: TaskAccounts,
-        tasks: Path,
+        config: AgentConfig,
         post: Callable[[Input], None],
         *,
         period_s: float = PERIOD_S,
     ) -> None:
         super().__init__(post, period_s)
-        self._check = BlockingCall(lambda: check(owners, tasks), "agent.monitors.job_user")
+        tasks = config.state_dir / TASKS
+        self._check = BlockingCall(
+            lambda: check(owners, tasks) or why_no_demanded_fence(config),
+            "agent.monitors.job_user",
+        )
 
     async def look(self) -> None:
         try:

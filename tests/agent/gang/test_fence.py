@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.record import TaskRecord
-from agent.gang.fence import Fence, Fenced, in_gang, ruleset
+from agent.gang.fence import Fence, Fenced, FenceError, in_gang, ruleset
 from agent.shims.apart import NFT
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
@@ -347,6 +347,34 @@ async def test_a_table_that_somebody_removed_is_restored(
     program.unlink()
     await fence.look()
     assert not program.exists()
+
+
+@pytest.mark.parametrize("must", [True, False])
+async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_it(
+    program: Path, *, must: bool
+) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=must)
+    await fence.begin({})
+    works = program.with_name(NFT).read_text()
+    program.with_name(NFT).write_text("#!/bin/sh\necho 'no buffer space' >&2; exit 1\n")
+    plan = TaskRecord("boot", "here", PLAN)
+    with _refused(must):
+        await fence.lease(TASK, (20_001,), USER)
+    # Whatever has tried to write it before.
+    await fence.follow(TASK, plan)
+    with _refused(must):
+        await fence.arrange(TASK, PLAN)
+    program.with_name(NFT).write_text(works)
+    await fence.arrange(TASK, PLAN)
+    assert "10.1.0.2" in program.read_text()
+    program.with_name(NFT).unlink()
+    await fence.drop(TASK)
+
+
+def _refused(must: bool) -> contextlib.AbstractContextManager[object]:
+    if not must:
+        return contextlib.nullcontext()
+    return pytest.raises(FenceError, match=r"no buffer space.*`fence` is true.*repair nftables")
 
 
 async def test_switched_off_it_removes_what_was_there(program: Path) -> None:
