@@ -103,7 +103,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
     lines = [f"table inet {table}", f"delete table inet {table}"]
     if tasks:
         lines += [f"table inet {table} {{"]
-        for chain, rules in (("input", _into), ("output", _out_of)):
+        for chain, rules in (("input", _into), ("forward", _through), ("output", _out_of)):
             lines += [f"chain {chain} {{", f"type filter hook {chain} priority -5; policy accept;"]
             for task, fenced in tasks.items():
                 lines += [f'{rule} {_MARK}{task}"' for rule in rules(fenced)]
@@ -137,12 +137,24 @@ def _out_of(fenced: Fenced) -> Iterator[str]:
         ports = _set(fenced.ports)
         yield from _by_user(fenced, f'oifname "lo" tcp dport {ports} {_NEW}', reset)
         yield from _by_user(fenced, f"tcp sport {ports} {_ANSWER}", "drop")
-    if fenced.rendezvous is not None:
-        launcher, port = fenced.rendezvous
-        for family, version in (("ip", 4), ("ip6", 6)):
-            if to := _of(version, launcher):
-                match = f"{family} daddr {_set(to)} tcp dport {port} {_NEW}"
-                yield from _by_user(fenced, match, reset)
+    for match in _to_launcher(fenced):
+        yield from _by_user(fenced, match, reset)
+
+
+def _through(fenced: Fenced) -> Iterator[str]:
+    """Nobody in a network namespace of this machine, whose packets would have the address of a
+    node of the gang."""
+    for match in _to_launcher(fenced):
+        yield f"{match} reject with tcp reset"
+
+
+def _to_launcher(fenced: Fenced) -> Iterator[str]:
+    if fenced.rendezvous is None:
+        return
+    launcher, port = fenced.rendezvous
+    for family, version in (("ip", 4), ("ip6", 6)):
+        if to := _of(version, launcher):
+            yield f"{family} daddr {_set(to)} tcp dport {port} {_NEW}"
 
 
 def _by_user(fenced: Fenced, match: str, verdict: str) -> Iterator[str]:
