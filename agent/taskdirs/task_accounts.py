@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -18,6 +20,7 @@ from muster.protocol.link.control_channel import PrepareTask
 # As in the shim: a directory server that takes longer is considered hung.
 ANSWER_S: Final = 120.0
 _SHOWN: Final = 64
+_NAMED: Final = 3
 
 _log = structlog.get_logger("agent.taskdirs.task_accounts")
 
@@ -99,6 +102,21 @@ class TaskAccounts:
                 f"Looking up user {name} had no answer; check that the directory services of this "
                 "node answer (getent passwd)."
             ) from error
+
+    def why_none_of(self, users: Sequence[str]) -> str:
+        """Return that no job of these users could run here, or "". Blocks."""
+        for user in users:
+            name = self._map.get(user, user)
+            if is_account(name):
+                with contextlib.suppress(UserRefusedError):
+                    _looked_up(name, self._uid_min)
+                    return ""
+        shown = ", ".join(user[:_SHOWN] for user in users[:_NAMED])
+        more = f" and {len(users) - _NAMED} more" if len(users) > _NAMED else ""
+        return (
+            f"jobs run as their submitters, and no user of the cluster ({shown}{more}) has an "
+            f"account here from uid {self._uid_min}: useradd --create-home NAME, or `user_map`"
+        )
 
 
 def _looked_up(name: str, uid_min: int) -> Owner:
