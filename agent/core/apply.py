@@ -130,7 +130,8 @@ def _apply_held(
     | f.GateOpened
     | f.StopTaken
     | f.Forgotten
-    | f.LogsKept,
+    | f.LogsKept
+    | f.EpilogSaid,
 ) -> None:
     match fact:
         case f.TaskDirsCreated(_, paths, ports, user, prolog):
@@ -173,6 +174,8 @@ def _apply_held(
             held.forgotten = True
         case f.LogsKept():
             held.logs_stored = True
+        case f.EpilogSaid(_, line):
+            held.epilog = line
         case _:
             assert_never(fact)
 

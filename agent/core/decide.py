@@ -97,6 +97,8 @@ def decide(state: State, received: s.Input, now: Instant) -> Decision:
             return _network_restored(state, task)
         case s.LogsStored(task):
             return Decision([f.LogsKept(task)] if task in state.tasks else [])
+        case s.EpilogRan(task, line):
+            return Decision([f.EpilogSaid(task, line)] if task in state.tasks else [])
         case s.TaskRemoved(task):
             return Decision([f.TaskGone(task)])
         case s.TimerFired(timer):

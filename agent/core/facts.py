@@ -185,6 +185,13 @@ class LogsKept(msgspec.Struct, frozen=True):
     task: TaskId
 
 
+class EpilogSaid(msgspec.Struct, frozen=True):
+    """The last line of the site's epilog for the task."""
+
+    task: TaskId
+    line: str
+
+
 class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
@@ -212,6 +219,7 @@ TaskFact = (
     | StoppedUnseen
     | Forgotten
     | LogsKept
+    | EpilogSaid
     | TaskGone
 )
 Fact = LinkFact | NodeChanged | TaskFact

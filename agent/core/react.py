@@ -129,6 +129,8 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             | f.UsersChanged()
             | f.StoppedUnseen()
             | f.NodeChanged()
+            # The report of the task's end follows, and contains it.
+            | f.EpilogSaid()
             | f.TaskGone()
         ):
             return []

@@ -232,8 +232,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is the `warn_s` of the
-    terms of whose time limit the node has warned its ranks. `start` is None until the first rank of
-    a job with `start_method: fork`.
+    terms of whose time limit the node has warned its ranks. `start` is None until torchrun starts
+    its first rank.
     """
 
     task: TaskId
