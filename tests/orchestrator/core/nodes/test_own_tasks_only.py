@@ -1,4 +1,4 @@
-"""What an agent reports of a task on another node changes nothing there, whatever the message."""
+"""Messages of an agent about a task on another node, which change nothing there."""
 
 from __future__ import annotations
 
