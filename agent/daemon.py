@@ -38,6 +38,7 @@ from agent.core.effects import (
     TakeStacks,
     Timer,
     UseSettings,
+    UseUsers,
     WatchPeers,
     WatchTraffic,
 )
@@ -303,8 +304,6 @@ class Agent:
     def _gpus_of_node(self) -> list[str]:
         return [gpu.uuid for gpu in usable(self._devices())]
 
-    # --- the owner of the state -------------------------------------------------------------------
-
     async def _own(self) -> Never:
         # Timers first: if the process was suspended, due timers are older than the next input.
         await self._inbox.serve(self._turn, self._timers.fire_due)
@@ -326,6 +325,8 @@ class Agent:
                 write_atomic(self._config.state_dir / _CLUSTER, name, 0o600)
             case UseSettings():
                 self._use(action.given)
+            case UseUsers():
+                self._job_user.use(action.users)
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
@@ -379,8 +380,7 @@ class Agent:
                 pass
 
     async def _watchdog(self, notifier: Notifier) -> Never:
-        """Ping the service manager's watchdog through the inbox: if the owner hangs, the pings
-        stop."""
+        """Ping the service manager's watchdog through the inbox: a hung owner sends none."""
         if notifier.watchdog_s is None:
             await asyncio.Event().wait()
         while True:

@@ -27,14 +27,17 @@ _PATIENCE_S: Final = 10.0
 _log = structlog.get_logger("agent.monitors.job_user")
 
 
-def check(owners: TaskAccounts, tasks: Path) -> str:
-    """Return why every job would be refused here, else "". Blocks."""
+def check(owners: TaskAccounts, tasks: Path, users: tuple[str, ...] | None = None) -> str:
+    """Return why every job would be refused here, else "". `users` may submit jobs; None if they
+    are not known. Blocks.
+    """
     owner = owners.fixed
     if owner is None and not owners.submitters:
         return ""
     name = owner.name if owner is not None else None
     try:
-        return cannot_enter(name, tasks)
+        closed = cannot_enter(name, tasks)
+        return closed or (owners.why_none_of(users) if users and owners.submitters else "")
     except (OSError, KeyError) as error:
         _log.warning("job_user_not_examined", user=name or "users", why=str(error))
         return ""
@@ -53,10 +56,16 @@ class JobUserMonitor(Monitor):
     ) -> None:
         super().__init__(post, period_s)
         tasks = config.state_dir / TASKS
+        self._users: tuple[str, ...] | None = None
         self._check = BlockingCall(
-            lambda: check(owners, tasks) or why_no_demanded_fence(config),
+            lambda: check(owners, tasks, self._users) or why_no_demanded_fence(config),
             "agent.monitors.job_user",
         )
+
+    def use(self, users: tuple[str, ...] | None) -> None:
+        """Look soon whether any of these users, who may submit jobs, has an account."""
+        self._users = users
+        self.stir()
 
     async def look(self) -> None:
         try:

@@ -69,6 +69,7 @@ IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
     agent_actions.UseSettings,
+    agent_actions.UseUsers,
     agent_actions.AskMembers,
     agent_actions.SendToShim,
     agent_actions.ReleasePort,

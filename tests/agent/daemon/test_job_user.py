@@ -79,6 +79,28 @@ async def test_a_node_that_lacks_the_fence_that_the_site_demands_is_not_free(
     assert taken == ""
 
 
+async def test_a_node_without_an_account_of_any_user_says_so_until_there_is_one(
+    folder: Path,
+) -> None:
+    posted: list[Input] = []
+    (folder / "tasks").mkdir()
+    config = AgentConfig(state_dir=folder, run_as=SUBMITTER, user_map={"ann@lab": "nobody"})
+    monitor = JobUserMonitor(TaskAccounts(config), config, posted.append)
+    strangers = ("ann@lab.example", "no-such-user", "root")
+    await monitor.look()
+    monitor.use(strangers)
+    await monitor.look()
+    for users in (None, strangers, (*strangers, "ann@lab"), strangers, (*strangers, "nobody"), ()):
+        monitor.use(users)
+        await monitor.look()
+    found = [it.changes.refuses_jobs for it in posted if isinstance(it, NodeObserved)]
+    assert found[1::2] == ["", "", ""]
+    assert found[0::2] == [found[0]] * 3
+    assert "no user of the cluster (ann@lab.example, no-such-user, root) has" in (found[0] or "")
+    # One user for all jobs: nobody else matters.
+    assert check(TaskAccounts(AgentConfig(run_as="nobody")), folder, strangers) == ""
+
+
 def test_jobs_of_roots_agent_run_as_their_submitters_by_default(folder: Path) -> None:
     accounts = TaskAccounts(AgentConfig())
     assert accounts.submitters
