@@ -1,4 +1,5 @@
 """Connection to the coordinator: dialing, the control link, and the owner's inbox.
 
-It delivers messages in order and reconnects for ever. It never interprets a message.
+The daemon starts it. It delivers messages in order and reconnects for ever. It never interprets a
+message.
 """

@@ -1,5 +1,7 @@
 """Python clients of the coordinator: typed, and patient over its restarts.
 
+Users' programs, the command line and `agent join` call them. A client never imports a daemon.
+
 from muster import Client
 
 with_defaults = Client()

@@ -1,3 +1,5 @@
-"""Rules about a node's RDMA equipment. Pure: the agent reads the files and these rules decide. A
-planner of gangs can apply the same rules to every node.
+"""Rules about a node's RDMA equipment: choice of HCAs, distance to GPUs, GIDs, environment.
+
+The agent reads the files and these rules decide; the coordinator's plan of a gang applies the same
+rules to every node. The package is pure and never reads a file.
 """

@@ -1,1 +1,5 @@
-"""Bodies and responses of the HTTP API, shared by coordinator and client. Pure."""
+"""Bodies and responses of the HTTP API.
+
+The coordinator and the clients share them, so that no field is written twice. The package is pure
+and never makes a request.
+"""

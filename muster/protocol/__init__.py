@@ -1,1 +1,4 @@
-"""Protocol between the two daemons and their users: messages, identifiers, codes. Pure."""
+"""Protocol between the two daemons and their users: messages, identifiers, states, codes.
+
+Everything else imports it. The package is pure: nothing here sends, reads or measures.
+"""

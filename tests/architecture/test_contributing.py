@@ -10,6 +10,7 @@ from tests.architecture.sources import TREE, parse
 
 PAGES = ("CONTRIBUTING.md", "docs/explanation/architecture.md")
 ROOTS = ("muster", "orchestrator", "agent", "tests", "tools", "configs", "docs")
+SENTENCES = 3
 NAMED = re.compile(r"`(\w+)` in `([\w/]+\.py)`")
 
 
@@ -41,4 +42,22 @@ def test_every_package_of_the_core_is_on_the_map() -> None:
     packages = sorted(p.parent.name for p in (TREE / "orchestrator/core").glob("*/__init__.py"))
     assert [
         name for name in packages if not re.search(rf"^ {name}\b|  {name}\b", page, re.MULTILINE)
+    ] == []
+
+
+def test_every_package_of_the_agent_is_on_the_map() -> None:
+    page = (TREE / "CONTRIBUTING.md").read_text("utf-8")
+    line = page.partition("Inside `agent`:")[2].partition("Inside `agent/shim`")[0]
+    packages = {p.parent.name for p in (TREE / "agent").glob("*/__init__.py")}
+    assert packages
+    assert packages - set(re.findall(r"`(\w+)`", line)) == set()
+
+
+@pytest.mark.parametrize("tree", ["muster", "orchestrator", "agent"])
+def test_every_package_says_what_is_in_it_who_calls_it_and_what_it_never_does(tree: str) -> None:
+    files = sorted(file.relative_to(TREE) for file in (TREE / tree).rglob("__init__.py"))
+    assert files
+    texts = {str(file): ast.get_docstring(parse(file)) or "" for file in files}
+    assert [
+        file for file, text in texts.items() if len(re.findall(r"\.(?=\s|$)", text)) < SENTENCES
     ] == []

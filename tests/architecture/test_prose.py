@@ -1,4 +1,4 @@
-"""The first rules of the style guide in CONTRIBUTING.md, for all docstrings and comments."""
+"""The first rules of the style guide in CONTRIBUTING.md, for docstrings, comments and pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.architecture.sources import TREE, parse
+from tools.docs.wrap import wrapped
 
 FOLDERS = ("muster", "orchestrator", "agent", "tests", "tools", "benchmarks", "examples")
 # This file names the words that it forbids.
@@ -85,3 +86,16 @@ def test_a_dialect_is_recognised() -> None:
     assert BANNED.search("it is told in the log")
     assert BANNED.search("The node hears of it later.")
     assert not BANNED.search(CODE.sub("", "Pass each status to `heard`."))
+
+
+def test_pages_are_wrapped_at_100_columns() -> None:
+    pages = [TREE / "README.md", TREE / "CONTRIBUTING.md", TREE / "CHANGELOG.md"]
+    # The fault matrix is made of lists of test names, which no line can hold.
+    pages += [p for p in (TREE / "docs").rglob("*.md") if p.name != "fault-matrix.md"]
+    assert len(pages) > 30
+    found = [
+        str(page.relative_to(TREE))
+        for page in pages
+        if (text := page.read_text("utf-8")) != wrapped(text)
+    ]
+    assert not found, f"run: python -m tools.docs.wrap {' '.join(sorted(found))}"

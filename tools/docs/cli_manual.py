@@ -10,6 +10,7 @@ import click
 
 from muster.cli.commands import muster
 from muster.cli.exit_codes import EXIT_CODES
+from tools.docs.wrap import wrapped
 
 _CONNECTION = ("--url", "--token-file", "--config", "--no-color", "--json")
 _BEGIN = """\
@@ -54,7 +55,7 @@ def manual() -> str:
     parts = [_BEGIN.format(intro=_prose(muster.help or ""), codes=codes, common=common)]
     for name, command in verbs:
         parts.append("\n".join(_verb(f"muster {name}", command)))
-    return "\n".join(parts) + "\n"
+    return wrapped("\n".join(parts) + "\n")
 
 
 def _common() -> list[tuple[str, str]]:

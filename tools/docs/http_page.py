@@ -13,6 +13,7 @@ from muster.http.views import Problem
 from orchestrator.api.http.query_params import NoQuery
 from orchestrator.api.http.route import BYTES, JOB, Route
 from orchestrator.api.routes import ROUTES
+from tools.docs.wrap import wrapped
 
 Schema = Mapping[str, Any]
 
@@ -51,7 +52,7 @@ _SUBJECTS: Final = (
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([_HEAD, *_routes(), "## Objects", "", *_objects()])
+    return wrapped("\n".join([_HEAD, *_routes(), "## Objects", "", *_objects()]))
 
 
 def _routes() -> Iterator[str]:

@@ -1,3 +1,4 @@
-"""The programs of a task: their preparation as the job's user, start, ranks, signals and end. Only
-`agent.shim.task` and `agent.shim.main` call it; it never talks to the agent.
+"""The programs of a task: their preparation as the job's user, start, ranks, signals and end.
+
+Only `agent.shim.task` and `agent.shim.main` call it. It never talks to the agent.
 """

@@ -1,2 +1,5 @@
 """Command-line input: parameter types, references to jobs and nodes, and the job of `muster
-submit`."""
+submit`.
+
+The commands call it. It checks everything before the first request, and never prints a result.
+"""

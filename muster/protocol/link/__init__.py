@@ -1,3 +1,4 @@
-"""The link between coordinator and agents: its messages, their order, encoding and bounds. Both
-daemons use it; it never reads or writes a connection.
+"""The link between coordinator and agents: its messages, their order, encoding and bounds.
+
+Both daemons use it. It never reads or writes a connection.
 """

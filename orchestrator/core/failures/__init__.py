@@ -1,1 +1,6 @@
-"""Causes of failures, derived from a rank's exit status, error file and last lines."""
+"""Causes of failures, from a rank's exit status, its error file and its last lines, and the stop of
+a gang that follows.
+
+The engine, `gangs`, `monitoring` and `nodes` call it. It never decides whether a job is retried;
+`gangs.retry_policy` does.
+"""

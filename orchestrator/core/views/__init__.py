@@ -1,1 +1,4 @@
-"""Views of the state, as the HTTP API returns them. Pure functions; they change nothing."""
+"""Views of the state, as the HTTP API returns them.
+
+The API and the webhooks call them. They are pure functions, and never change anything.
+"""
