@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import selectors
 import subprocess
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +22,7 @@ import importlib.util, site
 found = importlib.util.find_spec("torch")
 print(found is not None and found.origin is not None, site.ENABLE_USER_SITE is True)
 """
+_FOUND: Final = frozenset({b"True", b"False"})
 _FIX: Final = (
     "jobs that name no `python` do not run here: set `python` of agent.yaml to an environment with "
     "torch, and restart the agent"
@@ -47,18 +50,18 @@ def look_for_torch(
     program = interpreter_of(python)
     uid, gid, groups, home = _account(user, submitters=submitters)
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [str(program), "-c", _FIND],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             cwd="/",
             env={"PATH": _PATH, "HOME": home, "LANG": "C.UTF-8"},
-            check=False,
-            timeout=timeout_s,
             user=uid,
             group=gid,
             extra_groups=groups,
         )
+        code, out, err = _ended(process, timeout_s)
     except subprocess.TimeoutExpired:
         raise UnknownError(f"{program} gave no answer within {timeout_s:g} s") from None
     except OSError as error:
@@ -66,15 +69,48 @@ def look_for_torch(
             # Some users may be let in.
             raise UnknownError(f"{program}: {error.strerror}") from error
         return _cannot_run(program, error.strerror or str(error))
-    if done.returncode:
-        last = done.stderr[-_LAST_BYTES:].decode(errors="replace").strip().splitlines()
-        return _cannot_run(program, last[-1] if last else f"exit code {done.returncode}")
-    torch, user_site = (word == b"True" for word in done.stdout.split()[-2:])
+    if code:
+        last = err.decode(errors="replace").strip().splitlines()
+        return _cannot_run(program, last[-1] if last else f"exit code {code}")
+    words = out.split()[-2:]
+    if len(words) < len(_FOUND) or not _FOUND.issuperset(words):
+        raise UnknownError(f"{program} gave no answer that can be read")
+    torch, user_site = (word == b"True" for word in words)
     if torch:
         return None
     if user_site and submitters:
         raise UnknownError(f"users of {program} may have torch of their own")
     return NoTorch(f"no torch in {program}", _FIX)
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[int, bytes, bytes]:
+    """Return the exit code and the ends of both outputs. The process is killed after the timeout.
+    Raises TimeoutExpired.
+
+    A home may have code that every interpreter of its user runs, so no more of the output is kept.
+    """
+    deadline = time.monotonic() + timeout_s
+    assert process.stdout is not None
+    assert process.stderr is not None
+    kept = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    with process.stdout, process.stderr, selectors.DefaultSelector() as readable:
+        for fd in kept:
+            readable.register(fd, selectors.EVENT_READ)
+        try:
+            while readable.get_map():
+                for key, _ in readable.select(max(0.0, deadline - time.monotonic())):
+                    data = os.read(key.fd, 65536)
+                    kept[key.fd] = (kept[key.fd] + data)[-_LAST_BYTES:]
+                    if not data:
+                        readable.unregister(key.fd)
+                if readable.get_map() and time.monotonic() >= deadline:
+                    raise subprocess.TimeoutExpired(process.args, timeout_s)
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            process.kill()
+            process.wait()
+    out, err = kept.values()
+    return code, out, err
 
 
 def interpreter_of(python: Path) -> Path:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,29 @@ def test_one_that_does_not_answer_is_unknown(prefix: Path) -> None:
     hung.chmod(0o755)
     with pytest.raises(UnknownError, match="no answer within"):
         check(hung, timeout_s=0.2)
+
+
+def test_its_output_takes_no_memory(prefix: Path) -> None:
+    """A home of users may have code that every interpreter of theirs runs."""
+    loud = prefix / "loud"
+    text = "head -c 67108864 /dev/zero | tr '\\0' x"
+    loud.write_text(f"#!/bin/sh\n{text}\n{text} >&2\necho the end >&2\nexit 3\n")
+    loud.chmod(0o755)
+    tracemalloc.start()
+    try:
+        assert check(loud).endswith("the end)")
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("words", ["", "True", "yes no"])
+def test_another_answer_is_unknown(prefix: Path, words: str) -> None:
+    odd = prefix / "odd"
+    odd.write_text(f"#!/bin/sh\necho {words}\n")
+    odd.chmod(0o755)
+    with pytest.raises(UnknownError, match="no answer that can be read"):
+        check(odd)
 
 
 @AS_ROOT
