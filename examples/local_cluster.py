@@ -249,8 +249,9 @@ class LocalCluster:
             "gpus": 0,
             **self._place(number),
             "python": sys.executable,
-            # On one's own machine, a job may have its owner's rights.
+            # On one's own machine, a job may have its owner's rights, and all jobs share them.
             "allow_root_jobs": os.geteuid() == 0,
+            "single_team": True,
         }
         path = self.root / "config" / f"{name}.yaml"
         path.write_text(yaml.safe_dump(settings, sort_keys=False))

@@ -18,7 +18,12 @@ from muster.protocol.link.terms import Terms
 def apply(state: State, fact: f.Fact) -> None:
     match fact:
         case (
-            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Acknowledged()
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.SettingsChanged()
+            | f.Heard()
+            | f.Acknowledged()
         ) as of_link:
             _apply_link(state, of_link)
         case f.NodeChanged(changes):
@@ -39,6 +44,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.welcomed, state.cluster, state.given = True, cluster, given
             state.epoch, state.heartbeat_s = epoch, heartbeat_s
             state.buried.clear()
+        case f.SettingsChanged(given):
+            state.given = given
         case f.Heard(at):
             state.heard_at = at
         case f.Acknowledged(at):
@@ -120,7 +127,8 @@ def _apply_held(
     | f.GateOpened
     | f.StopTaken
     | f.Forgotten
-    | f.LogsKept,
+    | f.LogsKept
+    | f.EpilogSaid,
 ) -> None:
     match fact:
         case f.TaskDirsCreated(_, paths, ports, user, prolog):
@@ -163,6 +171,8 @@ def _apply_held(
             held.forgotten = True
         case f.LogsKept():
             held.logs_stored = True
+        case f.EpilogSaid(_, line):
+            held.epilog = line
         case _:
             assert_never(fact)
 

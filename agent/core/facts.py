@@ -39,6 +39,12 @@ class Welcomed(msgspec.Struct, frozen=True):
     given: tuple[NodeSetting, ...] = ()
 
 
+class SettingsChanged(msgspec.Struct, frozen=True):
+    """The coordinator gives other settings than before."""
+
+    given: tuple[NodeSetting, ...]
+
+
 class Heard(msgspec.Struct, frozen=True):
     at: float
 
@@ -173,11 +179,18 @@ class LogsKept(msgspec.Struct, frozen=True):
     task: TaskId
 
 
+class EpilogSaid(msgspec.Struct, frozen=True):
+    """The last line of the site's epilog for the task."""
+
+    task: TaskId
+    line: str
+
+
 class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | Acknowledged
+LinkFact = LinkOpened | LinkClosed | Welcomed | SettingsChanged | Heard | Acknowledged
 TaskFact = (
     TaskAccepted
     | TaskAdopted
@@ -198,6 +211,7 @@ TaskFact = (
     | StoppedUnseen
     | Forgotten
     | LogsKept
+    | EpilogSaid
     | TaskGone
 )
 Fact = LinkFact | NodeChanged | TaskFact

@@ -182,6 +182,13 @@ class LogsStored(msgspec.Struct, frozen=True):
     task: TaskId
 
 
+class EpilogRan(msgspec.Struct, frozen=True):
+    """The last line that the site's epilog wrote for the task, or how it failed."""
+
+    task: TaskId
+    line: str
+
+
 class TaskRemoved(msgspec.Struct, frozen=True):
     """The task's directory is removed."""
 
@@ -209,6 +216,7 @@ Input = (
     | NetworkRefused
     | NetworkRestored
     | LogsStored
+    | EpilogRan
     | TaskRemoved
     | TimerFired
 )

@@ -125,8 +125,11 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             f.LinkOpened()
             | f.LinkClosed()
             | f.Welcomed()
+            | f.SettingsChanged()
             | f.StoppedUnseen()
             | f.NodeChanged()
+            # The report of the task's end follows, and contains it.
+            | f.EpilogSaid()
             | f.TaskGone()
         ):
             return []

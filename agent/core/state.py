@@ -72,6 +72,7 @@ class HeldTask:
     denied: Refusal | None = None  # the network could not be arranged
     warnings: tuple[str, ...] = ()
     prolog: str = ""  # the last line of the site's prolog
+    epilog: str = ""  # and of its epilog
     started: bool = False  # the coordinator allows the start
     stop: StopTask | None = None
     forgotten: bool = False

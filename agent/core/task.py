@@ -35,7 +35,7 @@ from muster.protocol.observations.tasks import Checkpoint, TaskObservations
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
-from muster.protocol.text import PROLOG
+from muster.protocol.text import EPILOG, PROLOG
 
 PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
     ShimPhase.NEW: frozenset(
@@ -156,6 +156,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
             held.id,
             state_of,
             refusal=held.failure,
+            warnings=_warnings(held),
             no_output=held.no_output,
             stop_stored=held.stop_stored,
         )
@@ -174,7 +175,7 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         running_s=running_s,
         stopped_by=status.stopped_by or "",
         launcher_said=status.launcher_said or "",
-        warnings=(*((f"{PROLOG}{held.prolog}",) if held.prolog else ()), *held.warnings),
+        warnings=_warnings(held),
         survivors=status.survivors if status.phase is ShimPhase.STUCK else (),
         doomed=status.doomed,
         no_output=held.no_output,
@@ -184,6 +185,13 @@ def report(state: State, held: HeldTask, now: Instant) -> TaskReport:
         stop_stored=held.stop_stored,
         warned_s=status.warned_s,
     )
+
+
+def _warnings(held: HeldTask) -> tuple[str, ...]:
+    """The warnings of a task, with the lines of the site's programs."""
+    prolog = (f"{PROLOG}{held.prolog}",) if held.prolog else ()
+    epilog = (f"{EPILOG}{held.epilog}",) if held.epilog else ()
+    return (*prolog, *held.warnings, *epilog)
 
 
 def _terms(held: HeldTask) -> int:

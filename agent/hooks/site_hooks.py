@@ -62,14 +62,16 @@ class SiteHooks:
         except HookError as error:
             raise PrologError(str(error)) from error
 
-    async def after(self, prepare: PrepareTask, uid: int) -> None:
-        """Run the epilog of a task whose processes have ended."""
+    async def after(self, prepare: PrepareTask, uid: int) -> str:
+        """Run the epilog of a task whose processes have ended, and return its last line, or how it
+        failed."""
         if self._config.epilog is None:
-            return
+            return ""
         try:
-            await self._run(self._config.epilog, EPILOG, _of_task(prepare, uid))
+            return await self._run(self._config.epilog, EPILOG, _of_task(prepare, uid))
         except HookError as error:
             self._report(EPILOG, f"job {parse_task_id(prepare.task)[0]}: {error}")
+            return str(error).removeprefix(f"{EPILOG} ")
 
     async def check_health(self) -> Never:
         """Run the health check at once and then periodically, until cancelled."""

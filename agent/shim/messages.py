@@ -245,7 +245,8 @@ class ShimHosts:
 class ShimPlaces:
     """Places of the job alone. `folder` is mounted over /tmp and /var/tmp, and memory over
     /dev/shm; "": the job has the machine's. Only the folders `shown` and `made` below them stay
-    visible; missing ones of `made` are made. `hide`: processes of other users are invisible.
+    visible; missing ones of `made` are made. `hide`: processes of other users are invisible, and
+    so is the system bus.
     """
 
     folder: str = ""

@@ -10,10 +10,13 @@ from typing import Final
 
 from agent.config import AgentConfig
 from agent.shim.system import syscalls
+from agent.taskdirs.task_accounts import why_users_are_together
 from muster.daemon.errors import FileError
 
 NFT: Final = "nft"
+USERS: Final = "users"
 FENCE: Final = "fence"
+PLACES: Final = "private /tmp"
 HIDDEN: Final = "hidden processes"
 KEYRINGS: Final = "keyrings"
 _WAIT_S: Final = 10.0
@@ -23,14 +26,17 @@ _HIDING: Final = frozenset({"2", "invisible", "4", "ptraceable"})
 def not_apart(config: AgentConfig) -> dict[str, str]:
     """Return what does not keep jobs apart on this node, with the reasons. Blocks.
 
-    An agent of another user than root runs all jobs as that user, who is not kept apart from
-    itself.
+    An agent of another user than root can keep nothing apart: it runs all jobs as that user.
     """
+    users = "" if config.single_team else why_users_are_together(config)
     if os.geteuid() != 0:
-        return {}
+        return {USERS: users} if users else {}
+    off = "it is switched off (`{}`)".format
     found = {
-        FENCE: why_no_fence() if config.fences else "it is switched off (`fence`)",
-        HIDDEN: why_nothing_hides() if config.hides_processes else "",
+        USERS: users,
+        FENCE: why_no_fence() if config.fences else off("fence"),
+        HIDDEN: why_nothing_hides() if config.hides_processes else off("hide_processes"),
+        PLACES: "" if config.has_private_tmp else off("private_tmp"),
         KEYRINGS: why_keyrings_are_shared(os.uname().machine),
     }
     return {what: why for what, why in found.items() if why}

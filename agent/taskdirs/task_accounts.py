@@ -17,6 +17,10 @@ from muster.protocol.link.control_channel import PrepareTask
 
 # As in the shim: a directory server that takes longer is considered hung.
 ANSWER_S: Final = 120.0
+KEEP_APART: Final = (
+    f"in the configuration of an agent that root runs, set `run_as: {SUBMITTER}` and "
+    "`allow_root_jobs: false`, or set `single_team: true` if all users trust each other"
+)
 _SHOWN: Final = 64
 
 _log = structlog.get_logger("agent.taskdirs.task_accounts")
@@ -60,6 +64,7 @@ class TaskAccounts:
         self._single_team = config.single_team
         self._uid_min = config.uid_min
         self._map = config.user_map
+        self._together = "" if config.single_team else why_users_are_together(config)
 
     @property
     def others(self) -> bool:
@@ -71,16 +76,11 @@ class TaskAccounts:
         FileError if the directory services do not answer.
         """
         if not self.submitters:
-            secret = prepare.git is not None and prepare.git.secret
-            if secret and self.fixed is not None and not self._single_team:
-                raise UserRefusedError(
-                    f"The job uses the secret {secret}, but all jobs on this node run as "
-                    f"{self.fixed.name} (`run_as`), so those of every user could read it; in the "
-                    f"agent's configuration, set `run_as: {SUBMITTER}`, or `single_team: true` if "
-                    "all users trust each other."
-                )
+            self._check_secret(prepare, self._together)
             return self.fixed
         name = self._map.get(prepare.user, prepare.user)
+        if not self._single_team and self._sharing(name, prepare.user):
+            self._check_secret(prepare, f"jobs of several users run as {name} (`user_map`)")
         if not name:
             raise UserRefusedError(
                 "The coordinator does not say who submitted the job, as whom it would run; "
@@ -99,6 +99,30 @@ class TaskAccounts:
                 f"Looking up user {name} had no answer; check that the directory services of this "
                 "node answer (getent passwd)."
             ) from error
+
+    def _sharing(self, name: str, user: str) -> bool:
+        """True if jobs of further users run as the account `name` of this user."""
+        return any(it == name and other != user for other, it in self._map.items())
+
+    def _check_secret(self, prepare: PrepareTask, together: str) -> None:
+        """Raise UserRefusedError if the job uses a secret that jobs of other users could read."""
+        secret = prepare.git is not None and prepare.git.secret
+        if secret and together:
+            raise UserRefusedError(
+                f"The job uses the secret {secret}, but {together}, so those of every user could "
+                f"read it; {KEEP_APART}."
+            )
+
+
+def why_users_are_together(config: AgentConfig) -> str:
+    """Return why jobs of different users run as one, or ""."""
+    if config.as_submitters:
+        return ""
+    if config.run_as not in {None, "root"}:
+        return f"all jobs on this node run as {config.run_as} (`run_as`)"
+    if os.geteuid() == 0:
+        return "all jobs on this node run as root (`allow_root_jobs`)"
+    return f"all jobs on this node run as uid {os.geteuid()}, because the agent is not root"
 
 
 def _looked_up(name: str, uid_min: int) -> Owner:

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from agent.core.inputs import (
+    EpilogRan,
     Input,
     RecordStored,
     ShimReported,
@@ -106,7 +107,7 @@ class TaskSupervisor:
         self._removal = asyncio.Event()
         self._statuses: asyncio.Queue[ShimStatus] = asyncio.Queue()  # received, not yet posted
         self._complaint = ""  # the last one that was logged
-        self.epilog: Callable[[], Awaitable[None]] | None = None
+        self.epilog: Callable[[], Awaitable[str]] | None = None
         self._epilog_runs = asyncio.Lock()
         self.before_record: Callable[[TaskRecord], Awaitable[None]] | None = None
 
@@ -318,11 +319,13 @@ class TaskSupervisor:
                 await self.run_epilog()
 
     async def run_epilog(self) -> None:
-        """Run the site's epilog, once: the processes of the task have ended. Waits for it."""
+        """Run the site's epilog, once: the processes of the task have ended. Waits for it. Posts
+        its last line."""
         async with self._epilog_runs:
             epilog, self.epilog = self.epilog, None
-            if epilog is not None:
-                await epilog()
+            line = "" if epilog is None else await epilog()
+            if line:
+                self._post(EpilogRan(self.task, line))
 
     async def _next_status(self) -> ShimStatus:
         """Return the next status. If it names processes that survive SIGKILL because of a FUSE file

@@ -7,6 +7,8 @@ from typing import Final
 
 PROLOG: Final = "prolog: "
 """Begin of the entry of a task's `warnings` that has the last line of the site's prolog."""
+EPILOG: Final = "epilog: "
+"""The same for the site's epilog."""
 
 
 def count(number: int, noun: str) -> str:

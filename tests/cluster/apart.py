@@ -147,10 +147,11 @@ def find_nothing(
     jobs: dict[str, str],
     tool: tuple[str, str],
     addresses: tuple[str, ...],
+    units: dict[str, str] | None = None,
 ) -> None:
     """Let the jobs of two users, which run, try all ways to each other. `state` is the agent's
     folder, and `tool` how root runs neighbour.py; at `addresses` are the rendezvous of both jobs,
-    if there is a fence."""
+    if there is a fence. `units` are those of the jobs, if there is a system bus."""
     # All of it before any tries begin, which are processes of the jobs, too.
     tries = {}
     for user, mate in (("ann", "bob"), ("bob", "ann")):
@@ -161,6 +162,7 @@ def find_nothing(
             "paths": paths(machine, state, jobs[user]) + paths(machine, f"{HOMES}/{mate}"),
             "ports": [(at, int(trains[0].environ["MASTER_PORT"])) for at in addresses],
             "marks": [f"of-{mate}-{os.getpid()}"],
+            "units": [units[mate]] if units else [],
         }
         of_root: dict[str, Any] = {
             "pids": [it.pid for it in trains],
@@ -172,6 +174,7 @@ def find_nothing(
             ],
             "ports": targets["ports"],
             "marks": [],
+            "units": targets["units"],
         }
         assert {it.rpartition("/")[2] for _, it in of_root["paths"]} >= {"logs", "task.json"}
         inside(machine, "/run/targets").write_text(json.dumps(of_root))

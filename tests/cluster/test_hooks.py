@@ -47,7 +47,8 @@ def test_a_failing_prolog_keeps_a_job_off_its_node_and_a_failing_epilog_drains(
     assert "prolog failed with exit code 1: /scratch is not mounted" in said
     (hooked.root / "epilog.fault").write_text("a mount is stuck\n")
     placed = {"include": ["node-2"]}
-    assert wait(hooked, submit(hooked, tmp_path, run="true", placement=placed)) == 0
+    unhappy = submit(hooked, tmp_path, run="true", placement=placed)
+    assert wait(hooked, unhappy) == 0
 
     def drained() -> bool:
         return hooked.client().node("node-2").drain is not None
@@ -57,6 +58,8 @@ def test_a_failing_prolog_keeps_a_job_off_its_node_and_a_failing_epilog_drains(
     assert drain is not None
     assert drain.user == "muster"
     assert drain.reason.endswith("epilog failed with exit code 1: a mount is stuck")
+    failed = "nothing is left on the node; epilog: failed with exit code 1: a mount is stuck"
+    assert failed in " ".join(hooked.muster("events", unhappy).stdout.split())
     (hooked.root / "epilog.fault").unlink()
     assert hooked.muster("node", "resume", "node-2").returncode == 0
     assert wait(hooked, submit(hooked, tmp_path, run="true", placement=placed)) == 0
@@ -70,3 +73,14 @@ def test_the_last_line_of_a_prolog_is_in_the_jobs_timeline(hooked: Hooked, tmp_p
     assert "arranged; prolog: prolog is content" in hooked.muster("events", job).stdout
     shown = hooked.muster("show", job).stdout
     assert "  node-1: prolog: prolog is content" in shown.splitlines()
+
+
+def test_the_last_line_of_an_epilog_is_in_the_jobs_timeline(hooked: Hooked, tmp_path: Path) -> None:
+    (hooked.root / "epilog.fault").unlink(missing_ok=True)
+    hooked.muster("node", "resume", "node-2", check=False)
+    job = submit(hooked, tmp_path, run="true", placement={"include": ["node-2"]})
+    assert wait(hooked, job) == 0
+    said = "nothing is left on the node; epilog: epilog is content"
+    assert said in hooked.muster("events", job).stdout
+    shown = hooked.muster("show", job).stdout
+    assert "  node-2: epilog: epilog is content" in shown.splitlines()

@@ -80,6 +80,7 @@ class Team(GpuMachines):
         path = super()._agent_config(number, name)
         settings = yaml.safe_load(path.read_text())
         settings |= {"state_dir": STATE, "allow_root_jobs": False, "fence": True}
+        settings |= {"single_team": False}
         path.write_text(yaml.safe_dump(settings))
         return path
 

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -29,11 +29,14 @@ TREE: Final = Path(__file__).resolve().parents[2]
 CACHE: Final = Path("/var/cache/muster-tests")
 PROGRAMS: Final = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
 PACKAGES: Final = "systemd,systemd-sysv,python3"
+# For docs/how-to/install.md, for the fence, and a system bus, by which users could see each other.
+# All files that need more than PACKAGES use this tree: making one takes minutes.
+WHOLE: Final = ("python3-venv", "curl", "dbus", "nftables")
 PATIENCE_S: Final = 60.0
 # Other files have their containers meanwhile, or another test run has. The wait counts in no test's
 # time limit (func_only).
 LOCK_S: Final = 1800.0
-DEBOOTSTRAP_S: Final = 300.0
+DEBOOTSTRAP_S: Final = 600.0
 _BOX: Final = "muster-booted-"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MUSTER: Final = """\
@@ -71,11 +74,11 @@ class Container:
 
 
 @contextmanager
-def booted(folder: Path) -> Iterator[Container]:
-    """A container in which Muster lies at /opt/muster and its sources at /opt/tree. Skips, with the
-    reason, where there can be none."""
+def booted(folder: Path, packages: Sequence[str] = ()) -> Iterator[Container]:
+    """A container in which Muster lies at /opt/muster and its sources at /opt/tree, with Debian's
+    PACKAGES and perhaps more. Skips, with the reason, where there can be none."""
     with locked():
-        tree = debian()
+        tree = debian(*packages)
         binds = {folder / "muster": "/opt/muster", TREE: "/opt/tree", _site(): "/opt/site"}
         _install(folder / "muster", tree)
         for path in binds:
@@ -119,11 +122,14 @@ def debian(*more: str) -> Path:
     new = CACHE / f"new-{release}"
     if new.exists():
         shutil.rmtree(new)
+    # The packages of one tree are most of another's.
+    (CACHE / "packages").mkdir(exist_ok=True)
     # What it mounts and starts is gone when it is.
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     argv += [
         "debootstrap",
         "--variant=minbase",
+        f"--cache-dir={CACHE / 'packages'}",
         f"--include={','.join([PACKAGES, *more])}",
         release,
         str(new),

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from tests.systemd.container import Container, cgroups, debian, locked, wait_booted
+from tests.systemd.container import WHOLE, Container, cgroups, debian, locked, wait_booted
 
-# Debian's packages that docs/how-to/install.md asks for.
-NEEDED: Final = ("python3-venv", "curl")
 _SUBNET: Final = "10.77.0"
 
 
@@ -107,7 +105,7 @@ def machines(
     reason, where there can be none.
     """
     with locked(), ExitStack() as stack:
-        tree = debian(*NEEDED)
+        tree = debian(*WHOLE)
         stack.enter_context(_network(names, alone))
         found = {}
         for name in names:

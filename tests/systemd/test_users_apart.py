@@ -18,7 +18,7 @@ from tests.cluster.apart import (
 )
 from tests.cluster.cards import plant
 from tests.cluster.jobs import until
-from tests.systemd.container import Container, booted, wait_long
+from tests.systemd.container import WHOLE, Container, booted, wait_long
 from tests.systemd.test_booted import USER, Machine, documented
 
 pytestmark = [
@@ -32,6 +32,11 @@ pytestmark = [
 MUSTER = "/opt/muster/bin/muster"
 TOOL = ("/opt/muster/bin/python3", "/opt/tree/tests/cluster/neighbour.py")
 GPUS = Path("/run/gpus")
+MANAGER = (
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+)
 
 
 class Place:
@@ -43,14 +48,14 @@ class Place:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    with booted(tmp_path) as container:
+    with booted(tmp_path, WHOLE) as container:
         plant(inside(Place(container), str(GPUS)), 1)
         container.run("useradd", "--create-home", USER)
         container.run("mkdir", HOMES)
         for name, uid in UIDS.items():
             place = ("--create-home", "--key=HOME_MODE=0700", f"--home-dir={HOMES}/{name}")
             container.run("useradd", f"--uid={uid}", *place, name)
-        for command in documented(rf"gpus: auto\nfabric: {{root: {GPUS}}}\n"):
+        for command in documented(rf"gpus: auto\nfence: true\nfabric: {{root: {GPUS}}}\n"):
             container.run("sh", "-ec", f"cd /opt/tree && {command}")
         made = Machine(container)
         made.serving()
@@ -74,9 +79,17 @@ def test_two_users_train_at_once_and_find_nothing_of_each_other(machine: Machine
         for rank in (0, 1):
             file = inside(place, f"{HOMES}/{user}/checkpoints/of-{rank}.pt")
             until(file.exists, f"rank {rank} of {user} trains", PATIENCE_S)
-    assert sorted(machine.units()) == [f"muster-task-{it}-1-0.service" for it in jobs.values()]
-    # There is no nft in the container, and so no fence.
-    find_nothing(place, "/var/lib/muster/agent", jobs, TOOL, ())
+    units = {user: f"muster-task-{job}-1-0.service" for user, job in jobs.items()}
+    assert sorted(machine.units()) == sorted(units.values())
+    properties = machine.said("systemctl", "show", "--all", *units.values())
+    for words in ("train.py", HOMES, *UIDS, "MUSTER_", "OMP_NUM_THREADS"):
+        assert words not in properties
+    # What jobs do not reach answers everybody: only their own view of the machine lacks it.
+    processes = ("busctl", "call", *MANAGER, "GetUnitProcesses", "s", units["ann"])
+    of_bob = (f"--reuid={UIDS['bob']}", "--clear-groups", "--")
+    assert "of-ann-" in machine.said("setpriv", *of_bob, *processes)
+    addresses = ("127.0.0.1",)
+    find_nothing(place, "/var/lib/muster/agent", jobs, TOOL, addresses, units)
     for user, job in jobs.items():
         (inside(place, f"{HOMES}/{user}") / "over").touch()
         assert machine.wait(job) == 0

@@ -13,8 +13,9 @@ from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.user_access import JobUser
-from agent.shims.apart import FENCE, HIDDEN, KEYRINGS
+from agent.shims.apart import FENCE, HIDDEN, KEYRINGS, PLACES, USERS
 from agent.shims.limits import DEVICES, LIMITED, unenforced
+from agent.taskdirs.task_accounts import KEEP_APART
 from muster.fabric.model import (
     ETHERNET,
     Affinity,
@@ -82,9 +83,17 @@ _APART: Final = {
         "who reaches the rendezvous of a gang, from this node or another, can take part",
         "install nftables, and set `fence` to true",
     ),
+    USERS: (
+        "jobs of all users can read and end each other; those with a secret are refused",
+        KEEP_APART,
+    ),
+    PLACES: (
+        "jobs share /tmp, /var/tmp, /dev/shm and shared memory with all others",
+        "set `private_tmp` to true",
+    ),
     HIDDEN: (
-        "jobs see the processes of other users",
-        "upgrade the kernel to Linux 5.8, or set `hide_processes` to false",
+        "jobs see the processes of other users, with their command lines",
+        "set `hide_processes` to true, on a kernel from Linux 5.8",
     ),
     KEYRINGS: (
         "jobs share the session keyring of the agent",

@@ -32,6 +32,7 @@ from agent.probe.fabric.rdma_devices import Devices
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.user_access import JobUser
 from agent.probe.interpreter import NoTorch
+from agent.shims.apart import USERS
 from muster.daemon.clock import SystemClock
 from muster.fabric import topology
 from muster.fabric.hca_selection import choose
@@ -51,10 +52,6 @@ _SUBMITTERS: Final = (
     "this node are refused"
 )
 _ACCOUNTS: Final = "`useradd --create-home NAME` for each user who lacks one, or `user_map`"
-_RENEW: Final = (
-    "the agent renews it by itself: its log has `certificate_not_renewed` and the reason; "
-    "after its end, run `muster join` again"
-)
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +60,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     address; `agent`: this process is the agent itself, whose directory is `state_dir`;
     `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
     jobs apart, with the reasons; `closed` is why the user of jobs cannot enter their folders;
-    `submitters`: jobs run as the users who submit them.
+    `submitters`: jobs run as the users who submit them; `certificate_ends`: certificates that end
+    soon, each with what to do.
     """
 
     rules: Rules = Rules()
@@ -83,7 +81,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_torch: NoTorch | None = None
     closed: str = ""
     submitters: bool = False
-    certificate_ends: str = ""
+    certificate_ends: tuple[tuple[str, str], ...] = ()
 
 
 def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
@@ -158,13 +156,16 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
-    found += host_problems.of_apart(asked.not_apart)
+    # The problem above says more about the user of all jobs.
+    known = {USERS} if asked.user is not None else set()
+    found += host_problems.of_apart(
+        {what: why for what, why in asked.not_apart.items() if what not in known}
+    )
     if asked.closed:
         found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
     if asked.submitters:
         found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
-    if asked.certificate_ends:
-        found.append(problems.warning(asked.certificate_ends, _RENEW))
+    found += [problems.warning(*end) for end in asked.certificate_ends]
     found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)

@@ -1,5 +1,7 @@
 """The namespaces of a task: its own hosts file, /tmp, /var/tmp, /dev/shm, IPC, and view of /proc.
 
+With processes of others, the system bus is hidden: systemd reads their command lines for everybody.
+
 Root makes them before any program of the job runs. All processes of the task share them, so ranks
 share /dev/shm and shared memory of System V. They end with the task.
 """
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 _ON_DISK = ("/tmp", "/var/tmp")  # noqa: S108  mount points
 _IN_MEMORY = "/dev/shm"  # noqa: S108  a mount point
 _QUEUES = "/dev/mqueue"
+# A folder, because its socket may be replaced, which would uncover it.
+_BUSES = ("/run/dbus", "/var/run/dbus")
 # As the kernel's default for the machine's own.
 _SHM = "mode=1777,size=50%"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -42,6 +46,9 @@ def make(
         # First, so that a link of the job to /proc leads to this one.
         yield "/proc"
         syscalls.mount_new("proc", "/proc", syscalls.HIDDEN, runs_programs=False)
+        for bus in {os.path.realpath(it) for it in _BUSES if os.path.isdir(it)}:
+            yield bus
+            syscalls.mount_new("tmpfs", bus, "mode=755,size=64k", runs_programs=False)
     if places.folder:
         yield from _make_temporary(identity, places)
         yield "IPC namespace"

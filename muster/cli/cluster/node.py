@@ -44,7 +44,7 @@ _GPUS = (
 
 
 # As in agent/shims/apart.py.
-_APART = frozenset({"fence", "hidden processes", "keyrings"})
+_APART = frozenset({"users", "fence", "private /tmp", "hidden processes", "keyrings"})
 
 _SETTINGS = (
     Column("SETTING"),

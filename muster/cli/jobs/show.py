@@ -22,7 +22,7 @@ from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.refusal_codes import headline
 from muster.protocol.states import ENDED_STATES, JobState
-from muster.protocol.text import PROLOG
+from muster.protocol.text import EPILOG, PROLOG
 
 _TASKS: Final = (
     Column("NODE", name=True),
@@ -227,7 +227,8 @@ def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> No
     _print_starts(attempt.tasks)
     for task in attempt.tasks:
         for warning in task.warnings:
-            _line(f"{task.node}: {warning}", "" if warning.startswith(PROLOG) else "warning: ")
+            of_site = warning.startswith((PROLOG, EPILOG))
+            _line(f"{task.node}: {warning}", "" if of_site else "warning: ")
 
 
 def _print_starts(tasks: tuple[TaskView, ...]) -> None:

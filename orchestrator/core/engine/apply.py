@@ -171,9 +171,9 @@ def _apply_task(state: State, fact: f.OfTask, at: float) -> None:
             _task_to(task, TaskState.EXITED)
             task.traffic, task.ran_s = traffic, ran_s
             task.exit, task.ranks, task.stopped_by = exit_status, ranks, stopped_by
-        case f.TaskCleaned(_, _, _, no_output):
+        case f.TaskCleaned(_, _, _, no_output, epilog):
             _task_to(task, TaskState.CLEANED)
-            task.no_output = no_output
+            task.no_output, task.warnings = no_output, task.warnings + ((epilog,) if epilog else ())
         case f.TaskLost(_, _, _, _, proof):
             _task_lost(task, proof)
         case f.TaskUnreachable():

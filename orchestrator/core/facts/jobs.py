@@ -278,9 +278,7 @@ class GraceShortened(AttemptFact, durability=SYNC, reschedules=False, milestone=
 
 
 class TaskExited(TaskFact, durability=PATIENT, reschedules=False):
-    """`traffic` is the last traffic report before the exit. `ran_s` is the length of the run by the
-    node's clock, 0 if unknown.
-    """
+    """`traffic` is the last report before the exit, `ran_s` the run by the node's clock, or 0."""
 
     exit: ExitStatus
     ranks: tuple[RankReport, ...] = ()
@@ -296,12 +294,14 @@ class TaskExited(TaskFact, durability=PATIENT, reschedules=False):
 
 
 class TaskCleaned(TaskFact, durability=PATIENT, reschedules=True):
-    """Nothing of the task is left on its node. `no_output`: the task never wrote a byte."""
+    """Nothing of the task is left on its node. `no_output`: the task never wrote a byte. `epilog`
+    is the entry of the report's `warnings` with the last line of the site's epilog."""
 
     no_output: bool = False
+    epilog: str = ""
 
     def describe(self) -> str:
-        return "nothing is left on the node"
+        return f"nothing is left on the node{self.epilog and '; '}{self.epilog}"
 
 
 class TaskLost(TaskFact, durability=SYNC, reschedules=True):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
+from muster.protocol.text import EPILOG
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts.members import TermsStored
 from orchestrator.core.gangs.terms import warn_after_s
 from orchestrator.core.model.state import Attempt, Job, Task
 from orchestrator.core.model.task import OVER, reached
+
+_LINE_MAX: Final = 300
 
 
 def new_facts_from_report(task: Task, report: TaskReport, now: Instant) -> list[f.Fact]:
@@ -34,7 +39,8 @@ def new_facts_from_report(task: Task, report: TaskReport, now: Instant) -> list[
     if prepared:
         found += _run(task, report)
     if report.state is TaskState.CLEANED:
-        found.append(f.TaskCleaned(*key, report.no_output))
+        epilog = next((it for it in report.warnings if it.startswith(EPILOG)), "")
+        found.append(f.TaskCleaned(*key, report.no_output, epilog[:_LINE_MAX]))
     return found
 
 
@@ -47,7 +53,8 @@ def _run(task: Task, report: TaskReport) -> list[f.Fact]:
     began = began or report.state is TaskState.STARTED
     arranged = report.state is TaskState.ARRANGED or began
     if arranged and not reached(task.state, TaskState.ARRANGED):
-        found.append(f.TaskArranged(*key, report.warnings))
+        warnings = tuple(it for it in report.warnings if not it.startswith(EPILOG))
+        found.append(f.TaskArranged(*key, warnings))
     if report.listening and not task.listening:
         found.append(f.TaskListening(*key))
     if began and not reached(task.state, TaskState.STARTED):

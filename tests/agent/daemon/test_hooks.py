@@ -50,7 +50,7 @@ async def test_prolog_and_epilog_run_around_a_task_with_an_environment_from_noth
         script = f"echo MUSTER_HOOK=job >> {out}"
         await begin(session, "/bin/sh", "-c", script, user="ann")
         ended = await session.expect(TaskReport, is_in(TaskState.CLEANED))
-        assert ended.warnings == ("prolog: done",)
+        assert ended.warnings == ("prolog: done", "epilog: done")
         # It ended before the node said that the task is over.
         about = [
             "MUSTER_ATTEMPT=1",
@@ -119,6 +119,7 @@ async def test_an_epilog_that_fails_drains_the_node(
         assert (event.code, event.text) == ("epilog", said)
         end = session.last.get(TASK) or await session.expect(TaskReport, is_in(TaskState.CLEANED))
         assert end.refusal is None
+        assert end.warnings == ("epilog: failed with exit code 1: a mount is stuck",)
 
 
 async def test_the_epilog_of_a_task_that_an_agent_took_over_runs(

@@ -236,8 +236,15 @@ def test_no_odd_name_is_looked_up(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("single_team", [False, True])
-def test_one_user_for_all_jobs_shares_a_secret_only_in_a_single_team(*, single_team: bool) -> None:
-    owners = TaskAccounts(AgentConfig(run_as="nobody", single_team=single_team))
+@pytest.mark.parametrize(("run_as", "uid"), [("nobody", 0), (None, 0), (None, 1000)])
+def test_one_user_for_all_jobs_shares_a_secret_only_in_a_single_team(
+    monkeypatch: pytest.MonkeyPatch, run_as: str | None, uid: int, *, single_team: bool
+) -> None:
+    """The user of `run_as`, root with `allow_root_jobs`, or the agent's own."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    root = uid == 0 and run_as is None
+    config = AgentConfig(run_as=run_as, allow_root_jobs=root, single_team=single_team)
+    owners = TaskAccounts(config)
     plain = prepare(git=GitCode("https://host/code.git", "c" * 40))
     assert asyncio.run(owners.of(plain)) == owners.fixed
     private = prepare(git=GitCode("https://host/code.git", "c" * 40, secret="deploy"))
@@ -246,6 +253,22 @@ def test_one_user_for_all_jobs_shares_a_secret_only_in_a_single_team(*, single_t
         return
     with pytest.raises(UserRefusedError, match=r"secret deploy.*`single_team: true` if all users"):
         asyncio.run(owners.of(private))
+
+
+def test_users_who_are_mapped_to_one_account_share_no_secret() -> None:
+    mapped = {"ann@example.org": "nobody", "bob@example.org": "nobody"}
+    secret = GitCode("https://host/code.git", "c" * 40, secret="deploy")
+    for single_team in (False, True):
+        config = AgentConfig(run_as=SUBMITTER, user_map=mapped, single_team=single_team)
+        owners = TaskAccounts(config)
+        nobody = asyncio.run(owners.of(prepare(user="bob@example.org")))
+        assert nobody is not None
+        private = owners.of(prepare(user="bob@example.org", git=secret))
+        if single_team:
+            assert asyncio.run(private) == nobody
+            continue
+        with pytest.raises(UserRefusedError, match=r"several users run as nobody \(`user_map`\)"):
+            asyncio.run(private)
 
 
 def test_only_root_can_run_jobs_as_their_submitters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,11 +58,36 @@ def test_a_node_without_nft_or_with_the_fence_off_says_so(
         apart.FENCE: "there is no no-such-program on this node",
         apart.HIDDEN: "ignored",
     }
-    shared = AgentConfig(run_as="trainer", single_team=True)
-    assert apart.not_apart(shared) == {apart.FENCE: "it is switched off (`fence`)"}
     apart.check_hiding(AgentConfig())
     with pytest.raises(FileError, match="hide_processes: ignored; upgrade"):
         apart.check_hiding(AgentConfig(hide_processes=True))
+
+
+def test_all_that_is_switched_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    off = {
+        apart.FENCE: "it is switched off (`fence`)",
+        apart.HIDDEN: "it is switched off (`hide_processes`)",
+        apart.PLACES: "it is switched off (`private_tmp`)",
+    }
+    single = AgentConfig(fence=False, hide_processes=False, private_tmp=False)
+    assert apart.not_apart(single) == off
+    assert apart.not_apart(AgentConfig(run_as="trainer", single_team=True)) == off
+
+
+def test_users_whose_jobs_run_as_one_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    together = {
+        "trainer (`run_as`)": AgentConfig(run_as="trainer"),
+        "root (`allow_root_jobs`)": AgentConfig(allow_root_jobs=True),
+    }
+    for who, config in together.items():
+        assert apart.not_apart(config)[apart.USERS].endswith(who)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = apart.not_apart(AgentConfig())
+    assert list(said) == [apart.USERS]
+    assert said[apart.USERS].endswith("run as uid 1000, because the agent is not root")
+    assert apart.not_apart(AgentConfig(single_team=True)) == {}
 
 
 @pytest.mark.root

@@ -234,6 +234,35 @@ def test_processes_of_other_users_are_invisible(
     assert Path(f"/proc/{os.getpid()}").exists()
 
 
+@pytest.fixture
+def bus() -> Iterator[Path]:
+    """A file in the folder of the system bus."""
+    folder = Path("/run/dbus")
+    missing = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    seen = folder / f"muster-{secrets.token_hex(8)}"
+    seen.touch()
+    yield seen
+    seen.unlink()
+    if missing:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("hide", [True, False])
+def test_the_system_bus_which_shows_command_lines_of_all_users_is_invisible(
+    any_stage: Stage, folder: Path, bus: Path, *, hide: bool
+) -> None:
+    async def story(node: Node) -> None:
+        script = f"ls {bus.parent} | grep -x {bus.name}; touch {bus.parent}/mine 2> /dev/null"
+        said = await output(
+            await node.task(), f"{script}; echo $?", places=places(folder, hide=hide)
+        )
+        assert said == ([] if hide else [bus.name]) + ["1"]
+
+    any_stage.play(story)
+    assert bus.exists()
+
+
 def test_a_link_that_leads_out_of_the_places_is_not_shown(any_stage: Stage, folder: Path) -> None:
     """Otherwise root would mount the machine's own /proc or /tmp where such a link is."""
     outside = {"proc": "/proc", "process": f"/proc/{os.getpid()}", "root": "/", "places": "/tmp"}

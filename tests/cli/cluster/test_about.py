@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from agent.shims.apart import FENCE, HIDDEN, KEYRINGS, PLACES, USERS
 from muster.cli.cluster.version import skew
 from muster.http import views as api
 from muster.protocol.states import JobState, TaskState
@@ -101,12 +102,14 @@ def test_faults_that_are_not_shown_are_counted(run: Run, fake: FakeCoordinator) 
 
 
 def test_limits_that_are_not_enforced_are_shown(run: Run, fake: FakeCoordinator) -> None:
-    unenforced = {"memory": "the memory controller is missing", "fence": "there is no nft"}
+    apart = dict.fromkeys((FENCE, HIDDEN, KEYRINGS, PLACES, USERS), "it is off")
+    unenforced = {"memory": "the memory controller is missing", **apart}
     fake.script.nodes = (msgspec.structs.replace(NODE, unenforced=unenforced),)
     fake.put(job_view())
     lines = run("node", "show", "gpu-01").stdout.decode().splitlines()
     assert "  limits    memory: not enforced here: the memory controller is missing" in lines
-    assert "  apart     fence: not enforced here: there is no nft" in lines
+    for what in apart:
+        assert f"  apart     {what}: not enforced here: it is off" in lines
 
 
 def test_an_unknown_node_is_refused_with_the_nearest(run: Run, fake: FakeCoordinator) -> None:
