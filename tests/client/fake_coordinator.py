@@ -109,6 +109,8 @@ class Script:
     bundles: dict[str, bytes] = field(default_factory=dict)
     chunks: dict[str, bytes] = field(default_factory=dict)
     submitted: dict[str, Any] = field(default_factory=dict)
+    # The job that a rerun of any other makes.
+    rerun: int | None = None
     cancelled: list[tuple[int, verbs.CancelRequest]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -259,6 +261,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._logs(int(number))
             case "POST", ["jobs", number, "cancel"]:
                 self._cancel(int(number))
+            case "POST", ["jobs", _, "rerun"] if script.rerun is not None:
+                self._reply(script.jobs[script.rerun], 201)
             case "GET", ["nodes"]:
                 self._nodes()
             case "GET", ["bundles", sha256] if sha256 not in script.bundles:

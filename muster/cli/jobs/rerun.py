@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import click
 
@@ -10,8 +11,9 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.errors import DetachedError
 from muster.cli.input.job_ref import JOB, NODE, find_job
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
+from muster.cli.jobs.wait import stay
 from muster.cli.output.format import note, safe
-from muster.cli.output.json_output import json_option, print_json
+from muster.cli.output.json_output import print_json
 from muster.cli.output.time_limit import note_time_limit
 
 
@@ -22,6 +24,8 @@ from muster.cli.output.time_limit import note_time_limit
 @click.option(
     "--ship", "ships", is_flag=True, help="Send the code as it is now in its folder, not as before."
 )
+@click.option("--wait", "waits", is_flag=True, help="Wait until it ends, and exit with its code.")
+@click.option("--follow", is_flag=True, help="Like --wait, and print its logs.")
 @click.option(
     "--idempotency-key",
     "key",
@@ -29,7 +33,12 @@ from muster.cli.output.time_limit import note_time_limit
     metavar="KEY",
     help="A repeated rerun with the same key returns the same job.",
 )
-@json_option
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the job as JSON instead of the id; with --wait, after its end.",
+)
 @connection_options
 def command(
     *,
@@ -37,15 +46,19 @@ def command(
     exclude: tuple[str, ...],
     sets: tuple[str, ...],
     ships: bool,
+    waits: bool,
+    follow: bool,
     key: str | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Submit a job again as it was submitted; prints the new id, alone, on standard output.
 
     \b
     muster rerun 42 --exclude gpu-07 --set time_limit=36h
-    muster rerun last --ship
+    muster rerun last --ship --follow
     """
+    if as_json and follow:
+        raise click.UsageError("--follow prints the logs on stdout, which --json needs alone")
     client = connect()
     number = find_job(client, job)
     if ships:
@@ -59,11 +72,18 @@ def command(
         raise DetachedError(
             "interrupted; the job may have been submitted: muster ps -n 5"
         ) from None
-    if as_json:
-        print_json(summary)
-    else:
-        print(summary.id, flush=True)
+    # Note this first: the job is submitted even if the following output cannot be printed.
     said = f"{safe(summary.name)}, job {number} again"
     note(f"submitted job {summary.id} ({said}), {summary.state.value}")
     if not any(each.partition("=")[0].strip() == "time_limit" for each in sets):
         note_time_limit(summary, f"as job {number} had (another: --set time_limit=TIME)")
+    with suppress(BrokenPipeError):
+        if not as_json:
+            print(summary.id, flush=True)
+        elif not waits:
+            print_json(summary)
+    exit_code = stay(client, summary.id, waits=waits, follow=follow)
+    if as_json and waits:
+        with suppress(BrokenPipeError):
+            print_json(client.job(summary.id))
+    return exit_code

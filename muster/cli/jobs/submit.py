@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from muster.cli.client_options import connect, connection_options, detaching
+from muster.cli.client_options import connect, connection_options
 from muster.cli.errors import DetachedError
 from muster.cli.input.job_input import (
     JobInput,
@@ -20,13 +20,13 @@ from muster.cli.input.job_input import (
     read_job,
 )
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
-from muster.cli.jobs.wait import code_though_unread, wait_for_all
+from muster.cli.jobs.wait import stay
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import print_json
 from muster.cli.output.time_limit import note_time_limit
 from muster.client import ApiError, Client, ClientError
 from muster.http.views import JobSummary
-from muster.protocol.outcome import EXIT_CLIENT, EXIT_NEVER_STARTED
+from muster.protocol.outcome import EXIT_NEVER_STARTED
 from muster.spec.checks.advice import advice
 from muster.spec.serialize import to_mapping
 
@@ -237,7 +237,7 @@ def command(
             print(summary.id, flush=True)
         elif not waits:
             print_json(summary)
-    exit_code = _stay(client, summary, waits=waits, follow=follow)
+    exit_code = stay(client, summary.id, waits=waits, follow=follow)
     if as_json and waits:
         with suppress(BrokenPipeError):
             print_json(client.job(summary.id))
@@ -311,21 +311,6 @@ def _hand_over(client: Client, job: JobInput, key: str | None) -> JobSummary:
         raise DetachedError(
             "interrupted; the job may have been submitted: muster ps -n 5"
         ) from None
-
-
-def _stay(client: Client, summary: JobSummary, *, waits: bool, follow: bool) -> int:
-    if follow:
-        from muster.cli.jobs.logs import show_logs
-        from muster.client import LogQuery
-
-        # Start at the first byte, because none of the output has been shown yet.
-        query = LogQuery(follow=True, rank=0)
-        code = code_though_unread(client, summary.id, lambda: show_logs(client, summary.id, query))
-        return EXIT_CLIENT if code is None else code
-    if waits:
-        with detaching(summary.id):
-            return wait_for_all(client, [summary.id])
-    return 0
 
 
 def _print_job(mapping: Mapping[str, object], *, as_json: bool) -> None:

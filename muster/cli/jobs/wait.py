@@ -61,6 +61,23 @@ def wait_for_all(client: Client, jobs: list[int]) -> int:
     return first_code(list(_each_ended(client, jobs, None)))
 
 
+def stay(client: Client, job: int, *, waits: bool, follow: bool) -> int:
+    """Follow a job that was just submitted, or wait for it, and return its exit code. Returns 0 at
+    once if neither is asked for."""
+    if follow:
+        from muster.cli.jobs.logs import show_logs
+        from muster.client import LogQuery
+
+        # Start at the first byte, because none of the output has been shown yet.
+        query = LogQuery(follow=True, rank=0)
+        code = code_though_unread(client, job, lambda: show_logs(client, job, query))
+        return EXIT_CLIENT if code is None else code
+    if waits:
+        with detaching(job):
+            return wait_for_all(client, [job])
+    return 0
+
+
 def _each_ended(client: Client, jobs: list[int], timeout_s: float | None) -> Iterator[JobSummary]:
     """Yield the ended jobs in their order. Raises RefusedError at the timeout."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

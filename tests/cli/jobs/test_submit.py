@@ -359,6 +359,31 @@ def test_wait_ends_with_the_jobs_code(start: Start, fake: FakeCoordinator) -> No
     assert b"job 42 TIMEOUT: over its time limit of 1h (exit code 124)" in err
 
 
+def test_a_rerun_waits_as_a_submit_does(start: Start, fake: FakeCoordinator) -> None:
+    fake.put(job_view(7))
+    fake.put(job_view(8))
+    fake.script.rerun = 8
+    process = start("rerun", "7", "--wait")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"8\n", "the id is there before the job ends"
+    fake.wait_for_request("/jobs/8/wait")
+    fake.put(ended(job_view(8), JobState.FAILED, 3, "rank 1 exited with code 3"))
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 3
+    assert b"job 8 FAILED: rank 1 exited with code 3 (exit code 3)" in err
+
+
+def test_a_rerun_follows_as_a_submit_does(run: Run, fake: FakeCoordinator) -> None:
+    fake.put(job_view(7))
+    fake.put(ended(job_view(8), JobState.SUCCEEDED, 0, "every rank finished"))
+    fake.script.rerun = 8
+    fake.log(record(1, "trained\n"))
+    done = run("rerun", "7", "--follow")
+    assert (done.returncode, done.stdout) == (0, b"8\ntrained\n"), done.stderr
+    alone = run("rerun", "7", "--follow", "--json")
+    assert (alone.returncode, alone.stdout) == (2, b"")
+
+
 def test_follow_prints_the_logs_and_ends_with_the_jobs_code(
     start: Start, fake: FakeCoordinator
 ) -> None:

@@ -13,7 +13,7 @@ from muster.bundle.sources import folder_of
 from muster.cli.input.code import Upload
 from muster.client import ApiError, Client
 from muster.http.views import Problem, VersionView
-from tests.cli.conftest import Run
+from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, job_view
 
 
@@ -46,6 +46,15 @@ def test_the_files_that_would_travel_are_listed(run: Run, laptop: Path) -> None:
 def test_the_folder_of_a_command_is_the_current_one(run: Run, laptop: Path) -> None:
     done = run("submit", "--set", "workdir=laptop", "--list-files", "--", "python", "train.py")
     assert b"train.py" in done.stdout
+
+
+def test_the_folder_of_a_job_on_standard_input_is_the_current_one(
+    start: Start, laptop: Path
+) -> None:
+    process = start("submit", "-f", "-", "--list-files")
+    listed, _ = process.communicate(b"run: laptop/train.py\nworkdir: .\n", timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert b"laptop/train.py" in listed
 
 
 def test_what_looks_like_a_secret_is_named_before_it_is_sent(run: Run, laptop: Path) -> None:
