@@ -38,6 +38,7 @@ from agent.core.effects import (
     TakeStacks,
     Timer,
     UseSettings,
+    UseUsers,
     WatchPeers,
     WatchTraffic,
 )
@@ -83,7 +84,7 @@ from agent.shims.limits import TaskLimits
 from agent.shims.systemd import SystemdUnits
 from agent.single_agent import single_agent_lock
 from agent.taskdirs.task_accounts import TaskAccounts
-from agent.taskdirs.taskdirs import TASKS, TaskDirs, user_of
+from agent.taskdirs.taskdirs import TaskDirs, user_of
 from agent.tasks.part_limits import read_limits
 from agent.tasks.registry import TaskRegistry
 from muster.daemon.abandoned_thread import wait_at_most
@@ -163,7 +164,7 @@ class Agent:
         self._probe = network
         self._config = config
         self._disks = DiskMonitor(config.state_dir, self._inbox.post)
-        self._job_user = JobUserMonitor(owners, config.state_dir / TASKS, self._inbox.post)
+        self._job_user = JobUserMonitor(owners, config, self._inbox.post)
         self._interpreter = InterpreterMonitor(config.python, owners, self._inbox.post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
@@ -303,8 +304,6 @@ class Agent:
     def _gpus_of_node(self) -> list[str]:
         return [gpu.uuid for gpu in usable(self._devices())]
 
-    # --- the owner of the state -------------------------------------------------------------------
-
     async def _own(self) -> Never:
         # Timers first: if the process was suspended, due timers are older than the next input.
         await self._inbox.serve(self._turn, self._timers.fire_due)
@@ -326,6 +325,8 @@ class Agent:
                 write_atomic(self._config.state_dir / _CLUSTER, name, 0o600)
             case UseSettings():
                 self._use(action.given)
+            case UseUsers():
+                self._job_user.use(action.users)
             case CreateTask():
                 self._tasks.create(action.task, action.prepare)
                 _log.info("task_accepted", task=action.task)
@@ -379,8 +380,7 @@ class Agent:
                 pass
 
     async def _watchdog(self, notifier: Notifier) -> Never:
-        """Ping the service manager's watchdog through the inbox: if the owner hangs, the pings
-        stop."""
+        """Ping the service manager's watchdog through the inbox: a hung owner sends none."""
         if notifier.watchdog_s is None:
             await asyncio.Event().wait()
         while True:

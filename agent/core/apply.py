@@ -22,6 +22,7 @@ def apply(state: State, fact: f.Fact) -> None:
             | f.LinkClosed()
             | f.Welcomed()
             | f.SettingsChanged()
+            | f.UsersChanged()
             | f.Heard()
             | f.Acknowledged()
         ) as of_link:
@@ -46,6 +47,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.stopped_unseen.clear()
         case f.SettingsChanged(given):
             state.given = given
+        case f.UsersChanged(users):
+            state.users = users
         case f.Heard(at):
             state.heard_at = at
         case f.Acknowledged(at):

@@ -16,8 +16,8 @@ from agent.core.vouching import asks, is_round_due, pause_s, questions, round_na
 from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.link import control_channel as m
+from muster.protocol.link.given import GiveSettings, GiveUsers
 from muster.protocol.link.terms import ChangeTerms
-from muster.protocol.observations.node_settings import GiveSettings
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -217,6 +217,11 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             if given == state.given:
                 return Decision([heard])
             return Decision([heard, f.SettingsChanged(given)], [a.UseSettings(given)])
+        case GiveUsers(users):
+            return Decision(
+                [f.Heard(now.mono), f.UsersChanged(users)],
+                [a.UseUsers(users)] if users != state.users else [],
+            )
         case (
             m.PrepareTask()
             | m.ArrangeTask()
@@ -269,6 +274,9 @@ def _welcome(state: State, welcome: m.Welcome, now: Instant) -> Decision:
         decision.effects += _report_changes(m.diff(state.reported, state.observed), now)
     if welcome.settings != state.given:
         decision.effects.append(a.UseSettings(welcome.settings))
+    if welcome.users != state.users:
+        decision.facts.append(f.UsersChanged(welcome.users))
+        decision.effects.append(a.UseUsers(welcome.users))
     if welcome.cluster != state.cluster:
         decision.effects.insert(0, a.KeepCluster(welcome.cluster))
     for held in state.tasks.values():

@@ -41,6 +41,12 @@ class KeepCluster(msgspec.Struct, frozen=True):
     cluster: str
 
 
+class UseUsers(msgspec.Struct, frozen=True):
+    """Judge by these users whether any job could run here."""
+
+    users: tuple[str, ...] | None
+
+
 class UseSettings(msgspec.Struct, frozen=True):
     """Use the settings that the coordinator gives this node, instead of those that it gave before.
     Answered by NodeObserved with those in force."""
@@ -149,6 +155,7 @@ Effect = (
     | CloseLink
     | KeepCluster
     | UseSettings
+    | UseUsers
     | CreateTask
     | StoreRecord
     | AskMembers

@@ -45,6 +45,12 @@ class SettingsChanged(msgspec.Struct, frozen=True):
     given: tuple[NodeSetting, ...]
 
 
+class UsersChanged(msgspec.Struct, frozen=True):
+    """The coordinator names other users than before."""
+
+    users: tuple[str, ...] | None
+
+
 class Heard(msgspec.Struct, frozen=True):
     at: float
 
@@ -190,7 +196,9 @@ class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-LinkFact = LinkOpened | LinkClosed | Welcomed | SettingsChanged | Heard | Acknowledged
+LinkFact = (
+    LinkOpened | LinkClosed | Welcomed | SettingsChanged | UsersChanged | Heard | Acknowledged
+)
 TaskFact = (
     TaskAccepted
     | TaskAdopted

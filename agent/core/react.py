@@ -126,6 +126,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             | f.LinkClosed()
             | f.Welcomed()
             | f.SettingsChanged()
+            | f.UsersChanged()
             | f.StoppedUnseen()
             | f.NodeChanged()
             # The report of the task's end follows, and contains it.

@@ -125,6 +125,7 @@ class State:
     cluster: str = ""  # whose tasks these are; outlives the agent process
     heartbeat_s: float = 5.0
     given: tuple[NodeSetting, ...] = ()  # by the coordinator
+    users: tuple[str, ...] | None = None  # who may submit; None if the coordinator names none
     heard_at: float = 0.0
     dialled_at: float = 0.0
     acknowledged_at: float | None = None  # when the agent asked for the last answer

@@ -20,7 +20,7 @@ import structlog
 from agent.core.record import TaskRecord
 from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
-from muster.daemon.errors import FileError
+from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.listen_address import is_address
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
@@ -33,6 +33,10 @@ _MARK: Final = 'comment "task '
 _NEW: Final = "tcp flags & (syn | ack) == syn"
 _ANSWER: Final = "tcp flags & (syn | ack) == (syn | ack)"
 _log = structlog.get_logger("agent.gang.fence")
+
+
+class FenceError(DaemonError):
+    """The fence that the site demands cannot be written. The text is a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
     lines = [f"table inet {table}", f"delete table inet {table}"]
     if tasks:
         lines += [f"table inet {table} {{"]
-        for chain, rules in (("input", _into), ("output", _out_of)):
+        for chain, rules in (("input", _into), ("forward", _through), ("output", _out_of)):
             lines += [f"chain {chain} {{", f"type filter hook {chain} priority -5; policy accept;"]
             for task, fenced in tasks.items():
                 lines += [f'{rule} {_MARK}{task}"' for rule in rules(fenced)]
@@ -125,18 +129,37 @@ def _out_of(fenced: Fenced) -> Iterator[str]:
     """From this machine only the job's user; root is the agent, which checks the rendezvous.
 
     Another user may win a leased port between the agent's close and the launcher's bind: such a
-    listener completes no handshake.
+    listener completes no handshake. A packet without a socket, such as a SYN cookie, has no user
+    and is refused, too.
     """
-    strangers = f"meta skuid != {_set(sorted({0, fenced.uid}))}"
-    others = f"{_NEW} {strangers} reject with tcp reset"
+    reset = "reject with tcp reset"
     if fenced.ports:
-        yield f'oifname "lo" tcp dport {_set(fenced.ports)} {others}'
-        yield f"tcp sport {_set(fenced.ports)} {_ANSWER} {strangers} drop"
-    if fenced.rendezvous is not None:
-        launcher, port = fenced.rendezvous
-        for family, version in (("ip", 4), ("ip6", 6)):
-            if to := _of(version, launcher):
-                yield f"{family} daddr {_set(to)} tcp dport {port} {others}"
+        ports = _set(fenced.ports)
+        yield from _by_user(fenced, f'oifname "lo" tcp dport {ports} {_NEW}', reset)
+        yield from _by_user(fenced, f"tcp sport {ports} {_ANSWER}", "drop")
+    for match in _to_launcher(fenced):
+        yield from _by_user(fenced, match, reset)
+
+
+def _through(fenced: Fenced) -> Iterator[str]:
+    """Nobody in a network namespace of this machine, whose packets would have the address of a
+    node of the gang."""
+    for match in _to_launcher(fenced):
+        yield f"{match} reject with tcp reset"
+
+
+def _to_launcher(fenced: Fenced) -> Iterator[str]:
+    if fenced.rendezvous is None:
+        return
+    launcher, port = fenced.rendezvous
+    for family, version in (("ip", 4), ("ip6", 6)):
+        if to := _of(version, launcher):
+            yield f"{family} daddr {_set(to)} tcp dport {port} {_NEW}"
+
+
+def _by_user(fenced: Fenced, match: str, verdict: str) -> Iterator[str]:
+    yield f"{match} meta skuid {_set(sorted({0, fenced.uid}))} accept"
+    yield f"{match} {verdict}"
 
 
 def _of(version: int, addresses: tuple[str, ...]) -> list[str]:
@@ -152,12 +175,14 @@ class Fence:
     """The fences of all tasks of one agent."""
 
     def __init__(self, agent_id: str, *, on: bool, must: bool) -> None:
-        """`must`: an agent that cannot write its table does not start."""
+        """`must`: an agent that cannot write its table does not start, and starts no task."""
         self._table = f"muster_{agent_id[:12]}"
         self._on = on
         self._must = must
         self._tasks: dict[TaskId, Fenced] = {}
         self._turn = asyncio.Lock()
+        # Why the table is not as it should be.
+        self._problem = ""
 
     async def begin(self, tasks: Mapping[TaskId, Fenced]) -> None:
         """At the agent's start: keep the fences of these tasks and remove all others, also if it is
@@ -175,16 +200,18 @@ class Fence:
     async def lease(
         self, task: TaskId, ports: tuple[int, ...], uid: int, *, grows: bool = False
     ) -> None:
-        """Before a task starts: only this user connects to its ports, and only on this node."""
-        await self._put(task, Fenced(uid, ports, grows=grows))
+        """Before a task starts: only this user connects to its ports, and only on this node. Raises
+        FenceError."""
+        self._demand(await self._put(task, Fenced(uid, ports, grows=grows)))
 
     async def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
-        """Once its gang is known: only its addresses come in."""
+        """Once its gang is known: only its addresses come in. Raises FenceError."""
         if task in self._tasks:
-            await self._put(task, in_gang(self._tasks[task], plan))
+            self._demand(await self._put(task, in_gang(self._tasks[task], plan)))
 
     async def follow(self, task: TaskId, record: TaskRecord) -> None:
-        """Before this record is stored and reported: who comes in follows its plan and terms."""
+        """Before this record is stored and reported: who comes in follows its plan and terms. If
+        that cannot be written, a node that joins stays out, by the table that is there."""
         if task in self._tasks:
             await self._put(task, _by_record(self._tasks[task], record))
 
@@ -193,25 +220,35 @@ class Fence:
         if self._tasks.pop(task, None) is not None:
             await self._tell()
 
-    async def _put(self, task: TaskId, fenced: Fenced) -> None:
+    def _demand(self, problem: str) -> None:
+        if problem and self._must:
+            raise FenceError(
+                f"The fence of the rendezvous cannot be written: {problem}, and `fence` is true "
+                "in the agent's configuration; repair nftables on this node, or take `fence` out."
+            )
+
+    async def _put(self, task: TaskId, fenced: Fenced) -> str:
+        """Fence a task; returns why that is impossible, or ""."""
         if not self._on:
-            return
+            return ""
         if self._tasks.get(task) != fenced:
             self._tasks[task] = fenced
-            await self._tell()
-        else:
-            # It may just be written.
-            async with self._turn:
-                pass
+            return await self._tell()
+        # It may just be written.
+        async with self._turn:
+            problem = self._problem
+        return await self._tell() if problem else ""
 
-    async def _tell(self) -> None:
+    async def _tell(self) -> str:
         if problem := await self._write():
             _log.error("rendezvous_not_fenced", why=problem)
+        return problem
 
     async def _write(self) -> str:
         """Write the table; returns why that is impossible, or ""."""
         async with self._turn:
-            return await asyncio.to_thread(run_nft, "-f", "-", text=self._ruleset())
+            self._problem = await asyncio.to_thread(run_nft, "-f", "-", text=self._ruleset())
+            return self._problem
 
     def _ruleset(self) -> str:
         return ruleset(self._table, self._tasks)

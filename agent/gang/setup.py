@@ -9,13 +9,14 @@ from typing import Final, Never
 import structlog
 
 from agent.core.inputs import Input, NetworkArranged, NetworkRefused, NetworkRestored
-from agent.gang.fence import Fence
+from agent.gang.fence import Fence, FenceError
 from agent.gang.host_names import GangHostNames
 from agent.gang.rendezvous_check import RendezvousChecks
 from muster.daemon.errors import FileError
 from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, Refusal
+from muster.protocol.refusal_codes import RefusalCode
 
 # Pause between two attempts to remove entries that cannot be removed.
 AGAIN_S: Final = 30.0
@@ -73,8 +74,11 @@ class GangSetup:
         warnings: tuple[str, ...] = ()
         refusal: Refusal | None = None
         launches = check is not None and check.launcher == task
-        await self._fence.arrange(task, plan)
-        if check is not None and launches:
+        try:
+            await self._fence.arrange(task, plan)
+        except FenceError as error:
+            refusal = Refusal(RefusalCode.NOT_FENCED, str(error), node_fault=True)
+        if refusal is None and check is not None and launches:
             # Before the names, so that other nodes do not wait for this one.
             refusal = await self._rendezvous.prove(task, check)
         if refusal is None:

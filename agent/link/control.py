@@ -33,8 +33,8 @@ from muster.protocol.link.control_channel import (
     TaskReport,
     Welcome,
 )
+from muster.protocol.link.given import GiveSettings, GiveUsers
 from muster.protocol.link.sequencing import Link
-from muster.protocol.observations.node_settings import GiveSettings
 from muster.protocol.states import TaskState
 
 PATH: Final = "/v1/agent"
@@ -180,7 +180,7 @@ class ControlLink:
 def _check_task(command: Command) -> None:
     """Validate the task id, because it becomes a directory name. Raises ProtocolError."""
     match command:
-        case Welcome() | Refused() | HeartbeatAck() | GiveSettings():
+        case Welcome() | Refused() | HeartbeatAck() | GiveSettings() | GiveUsers():
             return
         case _:
             try:

@@ -1,4 +1,4 @@
-"""Monitor of the user that jobs run as: whether this node could start any job at all.
+"""Monitor of what every job needs, its user and a fence: whether this node could start any job.
 
 A node that refuses every job is not free, and says so before a job finds out.
 """
@@ -11,10 +11,13 @@ from typing import Final
 
 import structlog
 
+from agent.config import AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.monitor import Monitor
+from agent.shims.apart import why_no_demanded_fence
 from agent.taskdirs.entrance import cannot_enter
 from agent.taskdirs.task_accounts import TaskAccounts
+from agent.taskdirs.taskdirs import TASKS
 from muster.daemon.abandoned_thread import BlockingCall
 from muster.protocol.link.control_channel import NodeChanges
 
@@ -24,14 +27,17 @@ _PATIENCE_S: Final = 10.0
 _log = structlog.get_logger("agent.monitors.job_user")
 
 
-def check(owners: TaskAccounts, tasks: Path) -> str:
-    """Return why every job would be refused here, else "". Blocks."""
+def check(owners: TaskAccounts, tasks: Path, users: tuple[str, ...] | None = None) -> str:
+    """Return why every job would be refused here, else "". `users` may submit jobs; None if they
+    are not known. Blocks.
+    """
     owner = owners.fixed
     if owner is None and not owners.submitters:
         return ""
     name = owner.name if owner is not None else None
     try:
-        return cannot_enter(name, tasks)
+        closed = cannot_enter(name, tasks)
+        return closed or (owners.why_none_of(users) if users and owners.submitters else "")
     except (OSError, KeyError) as error:
         _log.warning("job_user_not_examined", user=name or "users", why=str(error))
         return ""
@@ -43,13 +49,23 @@ class JobUserMonitor(Monitor):
     def __init__(
         self,
         owners: TaskAccounts,
-        tasks: Path,
+        config: AgentConfig,
         post: Callable[[Input], None],
         *,
         period_s: float = PERIOD_S,
     ) -> None:
         super().__init__(post, period_s)
-        self._check = BlockingCall(lambda: check(owners, tasks), "agent.monitors.job_user")
+        tasks = config.state_dir / TASKS
+        self._users: tuple[str, ...] | None = None
+        self._check = BlockingCall(
+            lambda: check(owners, tasks, self._users) or why_no_demanded_fence(config),
+            "agent.monitors.job_user",
+        )
+
+    def use(self, users: tuple[str, ...] | None) -> None:
+        """Look soon whether any of these users, who may submit jobs, has an account."""
+        self._users = users
+        self.stir()
 
     async def look(self) -> None:
         try:

@@ -28,7 +28,9 @@ def not_apart(config: AgentConfig) -> dict[str, str]:
 
     An agent of another user than root can keep nothing apart: it runs all jobs as that user.
     """
-    users = "" if config.single_team else why_users_are_together(config)
+    # Of a user named by `run_as`, the probe warns.
+    known = config.single_team or config.run_as not in {None, "root"}
+    users = "" if known else why_users_are_together(config)
     if os.geteuid() != 0:
         return {USERS: users} if users else {}
     off = "it is switched off (`{}`)".format
@@ -46,6 +48,12 @@ def check_hiding(config: AgentConfig) -> None:
     """Raise FileError if the configuration demands what this kernel does not do."""
     if config.hide_processes and (why := why_nothing_hides()):
         raise FileError(f"hide_processes: {why}; upgrade to Linux 5.8, or set it to false")
+
+
+def why_no_demanded_fence(config: AgentConfig) -> str:
+    """Return why this process could not write a fence that the site demands, or "". Blocks."""
+    why = why_no_fence() if config.fence else ""
+    return why and f"{why}, and the agent's `fence` is true: repair nftables, or take `fence` out"
 
 
 def why_no_fence() -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -22,6 +24,7 @@ KEEP_APART: Final = (
     "`allow_root_jobs: false`, or set `single_team: true` if all users trust each other"
 )
 _SHOWN: Final = 64
+_NAMED: Final = 3
 
 _log = structlog.get_logger("agent.taskdirs.task_accounts")
 
@@ -99,6 +102,21 @@ class TaskAccounts:
                 f"Looking up user {name} had no answer; check that the directory services of this "
                 "node answer (getent passwd)."
             ) from error
+
+    def why_none_of(self, users: Sequence[str]) -> str:
+        """Return that no job of these users could run here, or "". Blocks."""
+        for user in users:
+            name = self._map.get(user, user)
+            if is_account(name):
+                with contextlib.suppress(UserRefusedError):
+                    _looked_up(name, self._uid_min)
+                    return ""
+        shown = ", ".join(user[:_SHOWN] for user in users[:_NAMED])
+        more = f" and {len(users) - _NAMED} more" if len(users) > _NAMED else ""
+        return (
+            f"jobs run as their submitters, and no user of the cluster ({shown}{more}) has an "
+            f"account here from uid {self._uid_min}: useradd --create-home NAME, or `user_map`"
+        )
 
     def _sharing(self, name: str, user: str) -> bool:
         """True if jobs of further users run as the account `name` of this user."""

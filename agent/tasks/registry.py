@@ -30,7 +30,7 @@ from agent.core.inputs import (
 )
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimUser
-from agent.gang.fence import Fence
+from agent.gang.fence import Fence, FenceError
 from agent.gang.ports import NoPortsError, free_ports
 from agent.hooks.site_hooks import PrologError, SiteHooks
 from agent.logs.shipper import LogShipper
@@ -346,6 +346,8 @@ def _code(error: Exception) -> RefusalCode:
             return RefusalCode.NO_DESCRIPTORS
         case UserRefusedError():
             return RefusalCode.USER_REFUSED
+        case FenceError():
+            return RefusalCode.NOT_FENCED
         case CodeError() | DamagedError():
             return RefusalCode.NO_CODE
         case _:

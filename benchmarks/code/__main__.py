@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.code import fan_out
+from benchmarks.launch.cluster import cluster
 from benchmarks.launch.report import machine, table, write_json
 from benchmarks.launch.samples import Aim, Row
 from examples.local_cluster import LocalCluster
@@ -37,17 +38,18 @@ def main() -> int:
         return 0
     with (
         tempfile.TemporaryDirectory(prefix="muster-code-", dir=args.dir) as folder,
-        LocalCluster(Path(folder) / "cluster", agents=1) as cluster,
+        cluster(1, lambda _, agents: LocalCluster(Path(folder) / "cluster", agents)) as local,
     ):
-        cluster.muster("submit", "--", "sleep", "infinity")
-        rows = measure(cluster, Path(folder), args.files, args.bytes, args.rounds)
-    print(table(where, rows, []))
-    if args.json is not None:
-        write_json(args.json, where, rows, [])
+        local.muster("submit", "--", "sleep", "infinity")
+        rows = measure(local, Path(folder), args.files, args.bytes, args.rounds)
+        # Before the end of the cluster, which may fail on a busy machine.
+        print(table(where, rows, []), flush=True)
+        if args.json is not None:
+            write_json(args.json, where, rows, [])
     return 0
 
 
-def measure(cluster: LocalCluster, folder: Path, files: int, size: int, rounds: int) -> list[Row]:
+def measure(local: LocalCluster, folder: Path, files: int, size: int, rounds: int) -> list[Row]:
     """Measure Muster and tar in turns, each round with new content."""
     what = f"{size / 1e9:g} GB in {files} files"
     first = Row("first", f"submit of {what}", "ours")
@@ -60,13 +62,13 @@ def measure(cluster: LocalCluster, folder: Path, files: int, size: int, rounds: 
         write_tree(tree, files, size)
         time.sleep(2.1)  # files that have changed just now stay out of the index
         tar.add(_took(lambda: _copy(tree, folder / "copy")))
-        first.add(_took(lambda: _submit(cluster, folder, tree, new=files)))
+        first.add(_took(lambda: _submit(local, folder, tree, new=files)))
         ratio.add(first.samples[-1] / tar.samples[-1])
-        _submit(cluster, folder, tree, new=0)
-        again.add(_took(lambda: _submit(cluster, folder, tree, new=0)))
+        _submit(local, folder, tree, new=0)
+        again.add(_took(lambda: _submit(local, folder, tree, new=0)))
         with (tree / "0" / "0.py").open("ab") as file:
             file.write(b"line %d\n" % number)
-        changed.add(_took(lambda: _submit(cluster, folder, tree, new=1)))
+        changed.add(_took(lambda: _submit(local, folder, tree, new=1)))
         shutil.rmtree(tree)
         shutil.rmtree(folder / "copy")
     return [first, tar, ratio, again, changed]
@@ -81,11 +83,11 @@ def write_tree(tree: Path, files: int, size: int) -> None:
     os.sync()
 
 
-def _submit(cluster: LocalCluster, folder: Path, tree: Path, *, new: int) -> None:
+def _submit(local: LocalCluster, folder: Path, tree: Path, *, new: int) -> None:
     done = subprocess.run(
-        cluster.command("submit", "--name", "code", "--set", "workdir=.", "--", "true"),
+        local.command("submit", "--name", "code", "--set", "workdir=.", "--", "true"),
         cwd=tree,
-        env={**cluster.base_env(), "XDG_CACHE_HOME": str(folder / "cache")},
+        env={**local.base_env(), "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,

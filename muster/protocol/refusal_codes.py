@@ -27,7 +27,9 @@ class RefusalCode(enum.StrEnum):
     NO_SPACE = "no_space"
     # Sent by an agent before there is a shim. GPU_BUSY: another task on the node has one of the
     # GPUs. NO_CODE: the code that travels with the job did not arrive. USER_REFUSED: the node runs
-    # no jobs as the user who submitted this one. PROLOG_FAILED: the site's own program.
+    # no jobs as the user who submitted this one. PROLOG_FAILED: the site's own program. NOT_FENCED:
+    # the fence around the rendezvous cannot be written and the site demands it; also sent while the
+    # gang is arranged.
     GPU_BUSY = "gpu_busy"
     GPU_GONE = "gpu_gone"
     GPU_DIRTY = "gpu_dirty"
@@ -37,6 +39,7 @@ class RefusalCode(enum.StrEnum):
     NO_DESCRIPTORS = "no_descriptors"
     NO_CODE = "no_code"
     USER_REFUSED = "user_refused"
+    NOT_FENCED = "not_fenced"
     # Sent while the gang is arranged. PORT_TAKEN: the rendezvous port is in use by now, and another
     # one may work. UNREACHABLE: a node does not reach its gang's launcher; either may be to blame.
     PORT_TAKEN = "port_taken"

@@ -63,7 +63,14 @@ def make_app(
 ) -> web.Application:
     """Build the application. Only the routes of the table are reachable."""
     owners = JobOwners(coordinator)
-    access = AccessTable(ROUTES, tokens, owners, policy, refusals_per_s=limits.refusals_per_s)
+    access = AccessTable(
+        ROUTES,
+        tokens,
+        owners,
+        policy,
+        refusals_per_s=limits.refusals_per_s,
+        agents_apart=enrolment is not None,
+    )
     parsers, views = BulkReads(), BulkReads()
     code = BundlesApi(coordinator, bundles)
     jobs = JobsApi(

@@ -230,10 +230,17 @@ def test_a_machine_that_does_not_fit_learns_why(site: Site, wheels: Path, tmp_pa
     done = run(f"sh {script}", site, code=1, MUSTER_PYTHON=str(other), MUSTER_JOIN="mj1.x")
     assert "no wheels for 3.99-riscv; on its machine" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_PYTHON="/nowhere", MUSTER_JOIN="mj1.x")
-    assert "no Python 3.11 or newer with venv" in done.stderr
-    other.write_text("#!/bin/sh\necho 3.9-x86_64\n")
-    done = run(f"sh {script}", site, code=1, MUSTER_PYTHON=str(other), MUSTER_JOIN="mj1.x")
-    assert "no Python 3.11 or newer with venv" in done.stderr
+    assert "Python 3.11 or newer with venv is needed. Debian" in done.stderr
+    for version, text in (
+        ("3.10", "is needed, and this system has 3.10. Debian"),
+        ("3.12", "Python 3.12 is here, but without venv. Debian, Ubuntu: apt-get install "),
+    ):
+        # An interpreter whose distribution has put venv into a package of its own.
+        fake = f'#!/bin/sh\ncase "$2" in *ensurepip*) exit 1 ;; esac\necho {version}\n'
+        other.write_text(fake)
+        done = run(f"sh {script}", site, code=1, MUSTER_PYTHON=str(other), MUSTER_JOIN="mj1.x")
+        assert text in done.stderr
+    assert "apt-get install python3.12-venv" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_VENV=str(tmp_path), MUSTER_JOIN="mj1.x")
     assert "is not a venv" in done.stderr
     done = run(f"sh {script}", site, code=1, MUSTER_VENV=str(tmp_path / "venv"))

@@ -211,7 +211,9 @@ def test_up_says_who_is_the_first_admin_and_as_whom_jobs_run(tmp_path: Path) -> 
     said = site.muster("up", *words, "--run-as", "trainer", "--user", "ada").stderr
     said = " ".join(said.split())
     assert f"ada is the first admin, with the token in {tmp_path}/client.yaml" in said
-    assert "sudo muster token create --user ada" in said
+    # Not by PATH: sudo may have one without /usr/local/bin.
+    assert f"sudo {MUSTER} nodes" in said
+    assert f"sudo {MUSTER} token create --user ada" in said
     assert "useradd --create-home trainer" in said
     assert "single_team: true" in said
 
@@ -521,7 +523,16 @@ def test_the_agents_port_is_for_certificates_and_agents_only(site: Site) -> None
     assert (status, problem["detail"]) == (403, "a node's certificate is not a user's token")
     # A certificate is a node, whatever token comes with it.
     assert site.post("/v1/join/secrets", {}, "gpu-04", admin) == (403, "forbidden")
-    assert site.post("/v1/agent/certificate", {"request": ""}, token=admin) == (403, "forbidden")
+
+
+def test_the_users_port_has_nothing_for_agents(site: Site) -> None:
+    """They have a listener of their own, which demands a certificate."""
+    admin = load_settings(site.env).token
+    for token in ("", admin, f"muster_join_{'0' * 8}_{'0' * 64}"):
+        renew = site.post("/v1/agent/certificate", {"request": ""}, token=token)
+        assert renew == (404, "no_such_route")
+        peers = site.post("/v1/agent/tasks/1.1.n1/peers", {}, token=token)
+        assert peers == (404, "no_such_route")
 
 
 async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site: Site) -> None:

@@ -13,6 +13,7 @@ from muster.protocol.ids import NodeName, SessionId, TaskId
 from muster.protocol.link import codec
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.codec import CommandFrame, ProtocolError, ReportFrame, UnknownMessage
+from muster.protocol.link.given import GiveSettings, GiveUsers
 from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.fabric import NodeRdma
 from muster.protocol.observations.hangs import (
@@ -25,6 +26,7 @@ from muster.protocol.observations.hangs import (
     ThreadStack,
 )
 from muster.protocol.observations.hardware_events import Grade, HardwareEvent
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -90,6 +92,8 @@ COMMANDS: tuple[m.Command, ...] = (
     ChangeTerms(TASK, Terms(2, 100.0, 70.0, "SIGUSR1")),
     m.DumpStacks(TASK, 3, 7, threads=True),
     m.ForgetTask(TASK),
+    GiveSettings((NodeSetting("hangs.period_s", "5.0", "nodes.pools.a100"),)),
+    GiveUsers(("ada", "bob")),
 )
 
 
@@ -217,6 +221,8 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "signal",
         "terms",
         "forget",
+        "settings",
+        "users",
         "look",
         "stacks",
     }

@@ -69,6 +69,7 @@ IN_MEMORY: Final = (
     agent_actions.SendReport,
     agent_actions.CloseLink,
     agent_actions.UseSettings,
+    agent_actions.UseUsers,
     agent_actions.AskMembers,
     agent_actions.SendToShim,
     agent_actions.ReleasePort,
@@ -87,6 +88,7 @@ MOOT: Final = frozenset(
         # No pool of the courses has backfill: tests/simulation/test_backfill_worlds.py has.
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartPromised", when) for when in When),
         *(Point(Who.COORDINATOR, Deed.WRITES, "StartMoved", when) for when in When),
+        *(Point(Who.COORDINATOR, Deed.WRITES, "JobPassed", when) for when in When),
         # No course has users or nodes with certificates: tests/orchestrator/test_process.py and
         # tests/cluster/test_join.py have.
         *(

@@ -259,7 +259,7 @@ class Node:
                     return
                 self.cluster = cluster
                 self.dies(Deed.WRITES, "KeepCluster", When.AFTER)
-            case a.UseSettings():
+            case a.UseSettings() | a.UseUsers():
                 pass
             case a.CreateTask(task, prepare):
                 self.later(self.pause(0.02), partial(self._make_folder, task, prepare))

@@ -181,6 +181,24 @@ def test_the_lines_again_change_nothing(site: Site) -> None:
     site.connected("gpu-01")
 
 
+def test_settings_of_agents_change_with_a_reload(site: Site) -> None:
+    """Without a restart of either daemon, and without programs that a small system lacks."""
+
+    def shown() -> str:
+        return " ".join(site.muster("node show gpu-01").split())
+
+    pid = "systemctl show -P MainPID muster-coordinator"
+    before = site.head.sh(pid).stdout
+    given = """nodes: {"names": {"gpu-01": {"unkillable_s": 71}}}"""
+    file = "/etc/muster/coordinator.yaml"
+    site.head.sh(f"echo '{given}' >> {file} && systemctl reload muster-coordinator")
+    wanted = "unkillable_s 71.0 coordinator's nodes.names.gpu-01"
+    wait_long(lambda: wanted in shown(), "the setting is used")
+    site.head.sh(f"sed -i '/^nodes:/d' {file} && systemctl reload muster-coordinator")
+    wait_long(lambda: wanted not in shown(), "it is taken away")
+    assert site.head.sh(pid).stdout == before
+
+
 def test_certificates_are_renewed_while_a_job_runs(site: Site) -> None:
     job = site.submit("gpu-02", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
     before = {node: site.certificate(node) for node in NODES}

@@ -32,7 +32,6 @@ from agent.probe.fabric.rdma_devices import Devices
 from agent.probe.fabric.software import software_of
 from agent.probe.fabric.user_access import JobUser
 from agent.probe.interpreter import NoTorch
-from agent.shims.apart import USERS
 from muster.daemon.clock import SystemClock
 from muster.fabric import topology
 from muster.fabric.hca_selection import choose
@@ -156,11 +155,7 @@ def probe(
         found.append(problems.info(py_spy_check.ABSENT, py_spy_check.INSTALL))
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
-    # The problem above says more about the user of all jobs.
-    known = {USERS} if asked.user is not None else set()
-    found += host_problems.of_apart(
-        {what: why for what, why in asked.not_apart.items() if what not in known}
-    )
+    found += host_problems.of_apart(asked.not_apart)
     if asked.closed:
         found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
     if asked.submitters:

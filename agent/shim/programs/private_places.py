@@ -91,7 +91,7 @@ def _open_as(identity: Credentials, shown: Sequence[str], made: Sequence[str]) -
     elsewhere: root must not mount /proc or / again because a link of a job leads there.
     """
     found: dict[str, int] = {}
-    groups = os.getgroups()
+    groups, umask = os.getgroups(), os.umask(identity.umask)
     if identity.become:
         os.setgroups(identity.groups)
         os.setegid(identity.gid)
@@ -101,6 +101,7 @@ def _open_as(identity: Credentials, shown: Sequence[str], made: Sequence[str]) -
             if os.path.isabs(path):
                 _open(os.path.normpath(path), path in made, found)
     finally:
+        os.umask(umask)
         if identity.become:
             os.seteuid(os.getuid())
             os.setegid(os.getgid())

@@ -306,6 +306,7 @@ class _Orders:
             syscalls.join(namespace)
         self._stage, self._path = "user", identity.name
         take_on(identity, order["no_new_privileges"] is True)
+        os.umask(identity.umask)
         self._stage, self._path = "folder", str(order["cwd"])
         os.chdir(self._path)
         programs: list[str] = order["programs"]  # type: ignore[assignment]

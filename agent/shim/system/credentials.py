@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import grp  # noqa: F401  loads the name service before the fork, once for all shims
+import grp
 import os
 import pwd
 
 from agent.shim.system import syscalls
+from agent.shim.system.login_umask import DEFAULT, login_umask
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Credentials:
-    """An account. `become`: a child has to change to it."""
+    """An account. `become`: a child has to change to it. `umask` is that of its logins."""
 
-    __slots__ = ("become", "gid", "groups", "home", "name", "shell", "uid")
+    __slots__ = ("become", "gid", "groups", "home", "name", "shell", "uid", "umask")
 
     def __init__(
-        self, name: str, uid: int, gid: int, groups: list[int], home: str, shell: str, become: bool
+        self,
+        name: str,
+        uid: int,
+        gid: int,
+        groups: list[int],
+        home: str,
+        shell: str,
+        become: bool,
+        umask: int = DEFAULT,
     ) -> None:
         self.name = name
         self.uid = uid
@@ -26,6 +35,7 @@ class Credentials:
         self.home = home
         self.shell = shell
         self.become = become
+        self.umask = umask
 
 
 def own_identity() -> Credentials:
@@ -33,12 +43,15 @@ def own_identity() -> Credentials:
     uid.
     """
     uid, gid = os.geteuid(), os.getegid()
+    umask = DEFAULT
     try:
         entry = pwd.getpwuid(uid)
         name, home, shell = entry.pw_name, entry.pw_dir, entry.pw_shell
+        umask = _umask(entry)
     except KeyError:
         name, home, shell = f"uid{uid}", "/", "/bin/sh"
-    return Credentials(name, uid, gid, os.getgroups(), home, shell or "/bin/sh", become=False)
+    shell = shell or "/bin/sh"
+    return Credentials(name, uid, gid, os.getgroups(), home, shell, become=False, umask=umask)
 
 
 def look_up(name: str) -> Credentials:
@@ -53,7 +66,16 @@ def look_up(name: str) -> Credentials:
         entry.pw_dir,
         entry.pw_shell or "/bin/sh",
         become=entry.pw_uid != os.geteuid(),
+        umask=_umask(entry),
     )
+
+
+def _umask(entry: pwd.struct_passwd) -> int:
+    try:
+        group = grp.getgrgid(entry.pw_gid).gr_name
+    except KeyError:
+        group = None
+    return login_umask(entry.pw_uid, entry.pw_name, group, entry.pw_gecos)
 
 
 def take_on(identity: Credentials, no_new_privileges: bool) -> None:

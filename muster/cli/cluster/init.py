@@ -386,6 +386,13 @@ def _print_next(cluster: Cluster, files: list[NewFile], *, as_json: bool) -> Non
         print_json(InitOutput(cluster.url, cluster.user, paths))
         return
     folder = safe(str(cluster.folder))
+    if not is_loopback(cluster.listen.host):
+        ca = cluster.tls.ca if cluster.tls else None
+        copied = [cluster.folder / "agent.yaml", _join_path(cluster), *([ca] if ca else [])]
+        note(
+            f"each node needs copies at the same paths: {', '.join(safe(str(it)) for it in copied)}"
+            " (join-token: mode 0600, root's); `muster up` sets up a cluster without copies"
+        )
     config = "" if _is_default(cluster.client_file) else f"MUSTER_CONFIG={cluster.client_file} "
     print(
         f"muster coordinator --config {folder}/coordinator.yaml\n"

@@ -278,16 +278,16 @@ def _explain(plan: NewCluster, client_file: Path) -> None:
             f"nodes, in `join` of {safe(str(plan.folder / 'coordinator.yaml'))}, and restart the "
             "coordinator before nodes join"
         )
-    own = f"muster token create --user {plan.user}"
+    own = f"token create --user {plan.user}"
     if os.geteuid() != 0:
         note(f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}")
         return
     if plan.user == "root":
-        own = "muster user add NAME --role admin --login"
+        own = "user add NAME --role admin --login"
     note(
         f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}, which "
-        "root reads: `sudo muster nodes` works on this machine. For an admin's own account, "
-        f"here or elsewhere: sudo {own}"
+        f"root reads. On this machine: sudo {program()} nodes\n  for an admin's own account, here "
+        f"or elsewhere: sudo {program()} {own}"
     )
 
 

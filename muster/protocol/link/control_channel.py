@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from muster.protocol.git_code import GitCode
 from muster.protocol.ids import NodeName, SessionId, TaskId
+from muster.protocol.link.given import Given
 from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.observations.disks import DiskHealth
 from muster.protocol.observations.fabric import NodeFabric, NodeRdma, TaskFabric
@@ -21,7 +22,7 @@ from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
-from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
+from muster.protocol.observations.node_settings import NodeSetting
 from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.tasks import TaskObservations
 from muster.protocol.observations.traffic import PortHealth
@@ -317,10 +318,9 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 
 
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
-    """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
-    its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
-    leases as the answer to a heartbeat does. `settings` are those that the coordinator gives.
-    """
+    """Answers Hello. `cluster` identifies the coordinator's journal. The agent ends its tasks that
+    `keep` does not name. `protocol` is the newest common version. Renews leases, as the answer to a
+    heartbeat does. `settings` and `users`: see GiveSettings and GiveUsers."""
 
     epoch: int
     session: SessionId
@@ -330,6 +330,7 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     keep: tuple[TaskId, ...] = ()
     protocol: int = 1
     settings: tuple[NodeSetting, ...] = ()
+    users: tuple[str, ...] | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
@@ -495,5 +496,5 @@ Command = (
     | ChangeTerms
     | DumpStacks
     | ForgetTask
-    | GiveSettings
+    | Given
 )

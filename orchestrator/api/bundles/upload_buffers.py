@@ -62,6 +62,8 @@ class UploadBuffers:
 async def _fill(request: web.Request, buffer: bytearray, most: int, grace_s: float) -> int:
     """Read a body into a buffer, and return its size. Raises ApiError (408, 413)."""
     size = 0
+    # An assignment to the buffer itself copies the part twice.
+    view = memoryview(buffer)
     began = asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(grace_s) as limit:
@@ -69,7 +71,7 @@ async def _fill(request: web.Request, buffer: bytearray, most: int, grace_s: flo
                 end = size + len(part)
                 if end > len(buffer):
                     raise _too_large(most)
-                buffer[size:end] = part
+                view[size:end] = part
                 size = end
                 limit.reschedule(began + min(_BODY_S, grace_s + size / _BODY_BYTES_PER_S))
     except TimeoutError:

@@ -39,19 +39,25 @@ say() { printf 'muster: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
 find_python() {
-    others=
+    others= old= bare=
     for python in ${MUSTER_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        version=$("$python" -c 'import sys
+print("%d.%d" % sys.version_info[:2])' 2>/dev/null </dev/null) || continue
+        case $version in 2.* | 3.[0-9] | 3.10) old=$version && continue ;; esac
         target=$("$python" -c 'import ensurepip, platform, sys, venv
 print("%d.%d-%s" % (sys.version_info[:2] + (platform.machine(),)))' 2>/dev/null </dev/null) ||
-            continue
+            { bare=${bare:-$version} && continue; }
         if wheels | grep -q "^$target "; then return; fi
-        case $target in 3.[0-9]-* | 3.10-*) ;; *) others="$others $target" ;; esac
+        others="$others $target"
     done
-    [ -n "$others" ] || die "there is no Python 3.11 or newer with venv here. Debian, Ubuntu:" \
-        "apt-get install python3-venv; Fedora, RHEL: dnf install python3.12; SUSE: zypper install" \
-        "python312; without root, name another one with MUSTER_PYTHON"
-    die "the coordinator has no wheels for$others; on its machine, run for one of them:" \
-        "muster up --wheels-for TARGET"
+    [ -z "$others" ] || die "the coordinator has no wheels for$others; on its machine, run for" \
+        "one of them: muster up --wheels-for TARGET"
+    [ -z "$bare" ] || die "Python $bare is here, but without venv. Debian, Ubuntu: apt-get" \
+        "install python$bare-venv; others: install Python with its standard library"
+    die "Python 3.11 or newer with venv is needed${old:+, and this system has $old}. Debian," \
+        "Ubuntu from 24.04: apt-get install python3-venv; Ubuntu 22.04: apt-get install" \
+        "python3.11-venv; Fedora, RHEL: dnf install python3.12; SUSE: zypper install python312;" \
+        "without root, name another one with MUSTER_PYTHON"
 }
 
 ask() { # PROMPT VARIABLE
@@ -118,7 +124,7 @@ install() {
 
 # The same wheels were installed here before, and they work.
 installed() {
-    cmp -s "$scratch/list" "$venv/wheels.txt" &&
+    [ "$(cat "$scratch/list")" = "$(cat "$venv/wheels.txt" 2>/dev/null)" ] &&
         "$venv/bin/muster" join --help >"$scratch/help" 2>&1 </dev/null
 }
 

@@ -16,7 +16,7 @@ from muster.protocol.ids import JobId
 from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 from orchestrator.api.http.job_owners import JobOwners
-from orchestrator.api.http.problems import ApiError
+from orchestrator.api.http.problems import ApiError, no_such_route
 from orchestrator.api.http.rate_limit import RateLimit
 from orchestrator.api.http.request_parsing import job_id, no_such_job, no_such_token
 from orchestrator.api.http.route import JOB_PATH, TOKEN_PATH, Route
@@ -34,6 +34,7 @@ FOREIGN: Final = web.RequestKey("foreign", str)
 SUBJECT: Final = web.RequestKey("subject", str)
 """Object of a request whose path does not name it, for the audit log."""
 _JOB: Final = web.RequestKey("job", JobId)
+_OF_AGENTS: Final = frozenset({Action.CONNECT, Action.FETCH_CODE, Action.RENEW})
 _NEW_TOKEN: Final = "ask an admin for a new one: muster token create"  # noqa: S105 - no secret
 
 
@@ -48,11 +49,14 @@ class AccessTable:
         policy: Policy,
         *,
         refusals_per_s: float,
+        agents_apart: bool = False,
     ) -> None:
+        """`agents_apart`: agents with a certificate have a listener of their own."""
         self.policy: Final = policy
         self._routes = {(route.method, route.path): route for route in routes}
         self._tokens = tokens
         self._owners = owners
+        self._agents_apart = agents_apart
         self._refusals = RateLimit(refusals_per_s)
 
     def route(self, request: web.Request) -> Route | None:
@@ -71,6 +75,11 @@ class AccessTable:
         if may_with_some(NOBODY, action):
             return
         certificate = peer_fingerprint(request.transport)
+        # Only the agents' listener asks for a certificate. The users' port has nothing for agents,
+        # unless some have join tokens, from a configuration by hand.
+        apart = self._agents_apart and not certificate and action in _OF_AGENTS
+        if apart and not self._tokens.has_join_tokens():
+            raise no_such_route(request.path)
         record = (
             self._tokens.of_node(certificate) if certificate else self._tokens.find(bearer(request))
         )

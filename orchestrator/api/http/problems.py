@@ -164,13 +164,16 @@ def _body(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode(problem)
 
 
+def no_such_route(path: str) -> ApiError:
+    """The answer where nothing is served."""
+    return ApiError(404, "no_such_route", f"there is nothing at {path}", "the API is under /v1")
+
+
 def from_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
     """Translate aiohttp's own errors (no such route, wrong method, body too large)."""
     match error:
         case web.HTTPNotFound():
-            return ApiError(
-                404, "no_such_route", f"there is nothing at {request.path}", "the API is under /v1"
-            )
+            return no_such_route(request.path)
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return ApiError(

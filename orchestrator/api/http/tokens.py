@@ -77,6 +77,11 @@ class TokenStore:
             fingerprint[:8], TokenClass.JOIN, fingerprint, expires=expires, node=name
         )
 
+    def has_join_tokens(self) -> bool:
+        """True if agents may connect with a token."""
+        tokens = self._people.tokens.values()
+        return any(it.class_ is TokenClass.JOIN and not self.why_not(it) for it in tokens)
+
     def knows(self, token: KnownToken) -> bool:
         """True if the token has not been revoked, valid or not."""
         if isinstance(token, NodeCredential):

@@ -9,7 +9,7 @@ from msgspec import UNSET, json, structs
 
 from muster.spec.model import JobSpec
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.queue import StartMoved, StartPromised
+from orchestrator.core.facts.queue import JobPassed, StartMoved, StartPromised
 from orchestrator.core.model.errors import InvalidTransition
 from orchestrator.core.model.job import JOB_TRANSITIONS, JobPhase
 from orchestrator.core.model.state import Hold, Job, State
@@ -64,8 +64,11 @@ def apply_job(state: State, fact: f.OfJob, at: float) -> None:
             assert_never(fact)
 
 
-def apply_promise(job: Job, fact: StartPromised | StartMoved, at: float) -> None:
-    job.starts_by = fact.at
+def apply_promise(job: Job, fact: StartPromised | StartMoved | JobPassed, at: float) -> None:
+    if isinstance(fact, JobPassed):
+        job.passed_by += 1
+    else:
+        job.starts_by = fact.at
     job.notes.add(at, fact.describe())
 
 

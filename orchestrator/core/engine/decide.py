@@ -76,6 +76,7 @@ from orchestrator.core.nodes.restored import (
     unknown_task_over,
     unknown_tasks_held,
 )
+from orchestrator.core.nodes.submitters import submitters, with_users
 from orchestrator.core.nodes.unkillable import (
     declare_task_lost,
     drain_for_unkillable,
@@ -120,7 +121,7 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
             | s.RevokeReceived()
             | s.TokenSeen()
         ):
-            return decide_people(state, received, now.wall)
+            return with_users(state, decide_people(state, received, now.wall))
         case (
             s.JoinSecretReceived()
             | s.JoinSecretRevokeReceived()
@@ -353,6 +354,7 @@ def _hello(
         keep=tuple(task.id for task in keep),
         protocol=protocol,
         settings=limits.node_settings.of(hello.node, hello.inventory.pool, hello.inventory.labels),
+        users=submitters(state.people),
     )
     decision.effects.append(a.Send(hello.node, session, welcome))
     # Only now: a copy of a certificate that is refused ends no other.

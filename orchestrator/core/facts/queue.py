@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from muster.protocol.ids import JobId, NodeName
+from muster.protocol.text import named
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.facts.base import EPHEMERAL, LAZY, ClusterFact, Inert, JobFact
 from orchestrator.core.model.plan import QueueEvent, QueuePlan
@@ -34,6 +36,20 @@ class StartMoved(PromiseFact, Inert, durability=LAZY):
         return f"the promised start {to}, because {self.event.text}"
 
 
+class JobPassed(PromiseFact, Inert, durability=LAZY):
+    """Another job, `by`, started on `nodes` before this one, which is ahead of it in the queue.
+
+    `why` explains in words why that costs this job nothing.
+    """
+
+    by: JobId
+    nodes: tuple[NodeName, ...]
+    why: str
+
+    def describe(self) -> str:
+        return f"job {self.by} started ahead on {named(self.nodes)}: {self.why}"
+
+
 class QueuesPlanned(ClusterFact, Inert, durability=EPHEMERAL, reschedules=False, milestone=False):
     """The scheduler has looked at the queues."""
 
@@ -44,4 +60,4 @@ class QueuesDue(ClusterFact, Inert, durability=EPHEMERAL, reschedules=True, mile
     """A planned start has come, or the last pass over the queues was not finished."""
 
 
-OfQueue = StartPromised | StartMoved | QueuesPlanned | QueuesDue
+OfQueue = StartPromised | StartMoved | JobPassed | QueuesPlanned | QueuesDue

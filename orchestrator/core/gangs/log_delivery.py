@@ -22,6 +22,8 @@ _BEFORE_A_SHIM: Final = frozenset(
         RefusalCode.NO_DESCRIPTORS,
         RefusalCode.NO_CODE,
         RefusalCode.USER_REFUSED,
+        # Or while the gang is arranged, when the task is prepared.
+        RefusalCode.NOT_FENCED,
     }
 )
 """Refusals by an agent itself, before any process of the job ran.

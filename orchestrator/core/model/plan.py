@@ -218,6 +218,10 @@ class WaitingIndex:
         if not buckets:
             del self.places[size]
 
+    def gpus_wanted(self, pool: str) -> list[int | None]:
+        """The GPUs of each node that jobs of a pool want; None for whole nodes."""
+        return list(dict.fromkeys(size[1] for size in self.places if size[0] == pool))
+
     def behind(
         self, pool: str, first: Place, longest_s: Callable[[Size], float]
     ) -> Iterator[Place]:

@@ -328,6 +328,7 @@ class Job:
     webhooks_made: int = 0
     spec_bytes: int = 0  # of the specification as submitted, as JSON
     starts_by: float | None = None  # promised start while it is queued, UTC seconds
+    passed_by: int = 0  # jobs behind it that started before, as far as its timeline has them
     left_out_to: int = 0  # attempts up to this number may exist that a restored journal lacks
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
+from muster.protocol.link.given import GiveSettings
+from muster.protocol.observations.node_settings import NodeSetting
 from orchestrator.core.facts import effects as a
 from orchestrator.core.model.limits import CentralSettings
 from orchestrator.core.model.state import Node, State

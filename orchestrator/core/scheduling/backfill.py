@@ -23,7 +23,7 @@ from muster.protocol.instant import Instant
 from muster.spec.model import Rdma
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact, JobHeld
 from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
-from orchestrator.core.model.node import ITSELF
+from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.plan import (
     QueueEvent,
     QueuePlan,
@@ -33,7 +33,7 @@ from orchestrator.core.scheduling.planned_ends import LATER_S
 from orchestrator.core.scheduling.planner import Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
-WORK_MAX: Final = 4_000
+WORK_MAX: Final = 3_000
 """The work of one pass, in about microseconds. The next pass goes on where it has stopped."""
 CHANGED_MAX: Final = 64
 """Number of changed nodes up to which it is worth it to look for jobs that they do not concern."""
@@ -160,6 +160,8 @@ class _Pass(Planner):
                 if not booked:
                     self.hopeless.add(name)
                 at += 1
+            if at < len(queue) and not self._can_look_behind(pool, queue[at][1]):
+                return self._done()
             for name in self._behind_horizon(pool, queue, at, number, resume):
                 if self._is_stopped(name):
                     return self._done()
@@ -188,6 +190,18 @@ class _Pass(Planner):
         self.stopped_at = name
         self.unseen = self.state.plan.unseen | self.changed | self.profile.touched
         self.hopeless |= self.state.plan.hopeless
+        return True
+
+    def _can_look_behind(self, pool: str, first: JobId) -> bool:
+        """Bring up to date what a look behind the horizon depends on, from the job `first` on.
+
+        Returns False if the work of this pass is done before.
+        """
+        nodes = self.changed | self.profile.touched | self.state.plan.unseen
+        if self._is_free(pool, nodes):
+            for gpus in self.state.waiting.gpus_wanted(pool):
+                if self.profile.refresh(gpus) and self._is_stopped(first):
+                    return False
         return True
 
     def _is_settled(self, job: Job, nodes: AbstractSet[NodeName]) -> bool:
@@ -358,7 +372,10 @@ class _Pass(Planner):
             return self.now.mono
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
         due += [at + LATER_S for at in self.promises.values() if at < math.inf]
-        due += [self.returns_at] if self.restored else []
+        nodes = self.state.nodes.values()
+        early = self.returns_at > self.now.mono
+        if self.restored or (early and any(it.link is LinkState.OFFLINE for it in nodes)):
+            due.append(self.returns_at)
         if due:
             # An attempt that is late moves bookings, and frees other nodes that they have.
             due += [at for at in self.expected.values() if at < math.inf]

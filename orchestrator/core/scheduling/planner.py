@@ -13,7 +13,7 @@ from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.facts.jobs import AttemptPlaced, Fact
-from orchestrator.core.facts.queue import StartMoved
+from orchestrator.core.facts.queue import JobPassed, StartMoved
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.plan import (
@@ -37,6 +37,8 @@ from orchestrator.core.scheduling.profile import Profile
 
 PLACED_WORK: Final = 300
 """The work of a placement, with all that follows from it."""
+PASSED_MAX: Final = 20
+"""Number of jobs that the timeline of a job names as started before it."""
 STARTS_TRIED: Final = 16
 """Number of possible starts that are judged for one booking."""
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
@@ -266,38 +268,51 @@ class Planner:
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
-        ahead = self._ahead_of(job, gang, end)
+        ahead, passed = self._ahead_of(job, gang, end)
         profile.hold(job.id, booking_of(trial, job, gang, now, end))
         profile.spent += PLACED_WORK
         self.ends[job.id] = begun(job, self.now, end)
         shares = gpus if any(gpus) else ()
         self.facts.append(AttemptPlaced(job.id, job.next_attempt, gang, why, shares, ahead=ahead))
+        if passed is not None and self._is_named(passed):
+            self.facts.append(passed)
         self.unsettled.discard(job.id)
         return True
 
-    def _ahead_of(self, job: Job, gang: Sequence[NodeName], end: float) -> str:
-        """Why a start before the jobs ahead in the queue delays the first of them by nothing; empty
-        if none waits there.
+    def _ahead_of(
+        self, job: Job, gang: tuple[NodeName, ...], end: float
+    ) -> tuple[str, JobPassed | None]:
+        """Why a start before the jobs ahead in the queue delays the first of them by nothing, for
+        the job that starts and for that one; empty and None if none waits there.
         """
         queue = self.state.queues[job.spec.pool]
         placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}
         before = islice(queue, bisect_left(queue, (-job.spec.priority, job.id)))
         first = next((name for _, name in before if name not in placed), None)
         if first is None:
-            return ""
+            return "", None
         booking = self.profile.bookings.get(first)
         if booking is None:
-            why = "it has no planned start"
+            why, costs = "it has no planned start", "this job has no planned start"
         elif end <= booking.start < math.inf:
             kind = "promise" if first in self.promises else "planned start"
-            why = f"ends by {self._clock(end)}, before its {kind} at {self._clock(booking.start)}"
+            by, at = self._clock(end), self._clock(booking.start)
+            why = f"ends by {by}, before its {kind} at {at}"
+            costs = f"it ends by {by}, before the {kind} at {at}"
         elif booking.start == math.inf:
-            why = "its start is unknown"
+            why, costs = "its start is unknown", "the start of this job is unknown"
         elif set(gang).isdisjoint(booking.nodes):
-            why = f"it starts elsewhere, at {self._clock(booking.start)}"
+            at = self._clock(booking.start)
+            why, costs = f"it starts elsewhere, at {at}", f"this job starts elsewhere, at {at}"
         else:
-            why = "there is room for both"
-        return f"started ahead of job {first}: {why}"
+            why = costs = "there is room for both"
+        text = f"started ahead of job {first}: {why}"
+        return text, JobPassed(first, job.id, tuple(gang), costs)
+
+    def _is_named(self, passed: JobPassed) -> bool:
+        """True if the timeline of the passed job has room for one more."""
+        new = sum(isinstance(it, JobPassed) and it.job == passed.job for it in self.facts)
+        return self.state.jobs[passed.job].passed_by + new < PASSED_MAX
 
     def _clock(self, at: float) -> str:
         return f"{timestamp(self.now.wall + at - self.now.mono):%Y-%m-%dT%H:%M:%SZ}"

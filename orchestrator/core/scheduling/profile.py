@@ -234,6 +234,14 @@ class Profile:
             )
         return found
 
+    def refresh(self, gpus: int | None) -> bool:
+        """Bring the times of room for `gpus` up to date; returns False if they are."""
+        line = self.memo.lines.get(gpus)
+        if line is not None and not line.stale:
+            return False
+        self._timeline(gpus, frozenset())
+        return True
+
     def _timeline(self, gpus: int | None, ignored: AbstractSet[JobId]) -> Timeline:
         """The times of room for `gpus` on all nodes, None for whole nodes. Bookings of jobs in
         `ignored` do not count.

@@ -14,7 +14,7 @@ from muster.protocol.text import listed, named
 from muster.protocol.timestamp import timestamp
 from orchestrator.core.model.plan import QueuePlan
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.planned_ends import expected_end
+from orchestrator.core.scheduling.planned_ends import expected_end, planned_end
 
 NAMED_MAX: Final = 20
 """The number of jobs of either kind that are named."""
@@ -81,7 +81,9 @@ def _why(state: State, waits: Job, runs: Job, plan: QueuePlan, now: Instant) -> 
     booking = plan.bookings.get(waits.id)
     if booking is None:
         return f"job {waits.id} has no planned start"
-    end = expected_end(state, runs, plan.ends[runs.id], now)
+    # The attempt may have started since the last pass.
+    planned = planned_end(state, runs, plan.ends[runs.id], now)
+    end = expected_end(state, runs, planned, now)
     by = f"it ends by {timestamp(now.wall + end - now.mono):%Y-%m-%dT%H:%M:%SZ}"
     if end <= booking.start < math.inf:
         return f"{by}, before the planned start of job {waits.id}"

@@ -164,12 +164,17 @@ class References:
                 )
         return None if found is None else Bundle(*found)
 
-    def forget_content(self, chunk: str) -> None:
-        """Drop all references to a chunk whose content is damaged, and to all bundles: each is
-        complete again once its user has sent what is missing."""
+    def forget_content(self, chunk: str, bundles: Iterable[str]) -> None:
+        """Drop all references to a chunk whose content is lost, and to the bundles that have it:
+        each is complete again once its user has sent what is missing."""
         with self._write() as db:
             db.execute("DELETE FROM chunks WHERE sha256 = ?", (chunk,))
-            db.execute("DELETE FROM bundles")
+            db.executemany("DELETE FROM bundles WHERE sha256 = ?", [(each,) for each in bundles])
+
+    def forget_bundles(self, bundles: Iterable[str]) -> None:
+        """Drop all references to bundles whose manifest is lost."""
+        with self._write() as db:
+            db.executemany("DELETE FROM bundles WHERE sha256 = ?", [(each,) for each in bundles])
 
     def drop_old(self, before: float, kept: Iterable[str]) -> set[str]:
         """Drop bundles not seen since `before`, except those in `kept`; return the others."""

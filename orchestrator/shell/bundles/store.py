@@ -186,7 +186,17 @@ class BundleStore:
             )
 
     def manifest(self, sha256: str) -> tuple[bytes, CodeManifest] | None:
-        """Return a manifest as stored and decoded, or None if it is not here or is damaged."""
+        """Return a manifest as stored and decoded. Returns None if it is lost or damaged; then its
+        users send it again."""
+        found = self._manifest(sha256)
+        if found is None:
+            with self._change:
+                found = self._manifest(sha256)
+                if found is None:
+                    self._references.forget_bundles([sha256])
+        return found
+
+    def _manifest(self, sha256: str) -> tuple[bytes, CodeManifest] | None:
         try:
             data = (self._folder / _MANIFESTS / sha256).read_bytes()
             if digest(data) != sha256:
@@ -199,19 +209,33 @@ class BundleStore:
             return None
 
     def chunk(self, sha256: str) -> bytes | None:
-        """Return a chunk, or None if it is not here. A damaged one is dropped."""
+        """Return a chunk. Returns None if it is lost or damaged; then its users send it again."""
+        found = self._read(sha256)
+        if found is None:
+            with self._change:
+                found = self._read(sha256)
+                # Otherwise it is replaced now.
+                if found is None and sha256 not in self._arriving:
+                    _log.error("chunk_lost", chunk=sha256, done="its users upload it again")
+                    self._references.forget_content(sha256, self._holding(sha256))
+                    Path(self._chunk(sha256)).unlink(missing_ok=True)
+        return found
+
+    def _read(self, sha256: str) -> bytes | None:
         try:
             data = Path(self._chunk(sha256)).read_bytes()
         except FileNotFoundError:
             return None
-        if digest(data) == sha256:
-            return data
-        _log.error("chunk_damaged", chunk=sha256, done="dropped; its users upload it again")
-        with self._change:
-            if sha256 not in self._arriving:  # else it is replaced now
-                self._references.forget_content(sha256)
-                Path(self._chunk(sha256)).unlink(missing_ok=True)
-        return None
+        return data if digest(data) == sha256 else None
+
+    def _holding(self, chunk: str) -> list[str]:
+        """Return the names of the bundles that have a chunk."""
+        found = []
+        for path in (self._folder / _MANIFESTS).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if chunk.encode() in path.read_bytes():
+                    found.append(path.name)
+        return found
 
     def ticket(self, task: str, bundle: str) -> str:
         """Return the ticket with which the node of a task may fetch its bundle."""
@@ -235,7 +259,7 @@ class BundleStore:
             old = [sha for sha, seen in bundles.items() if seen < before and sha not in named]
             kept: set[str] = set()
             for sha256 in bundles.keys() - set(old):
-                found = self.manifest(sha256)
+                found = self._manifest(sha256)
                 if found is not None:
                     kept.update(found[1].chunks())
             self._references.drop(user, old, before, kept)
@@ -252,7 +276,7 @@ class BundleStore:
             bundles = self._references.drop_old(before, live)
             kept: set[str] = set()
             for sha256 in bundles:
-                found = self.manifest(sha256)
+                found = self._manifest(sha256)
                 if found is not None:
                     kept.update(found[1].chunks())
             for path in (self._folder / _MANIFESTS).iterdir():

@@ -10,7 +10,8 @@ from agent.central_settings import SettingsInForce
 from agent.config import AgentConfig
 from muster.protocol.ids import SessionId
 from muster.protocol.link.control_channel import Heartbeat, Hello, Welcome
-from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
+from muster.protocol.link.given import GiveSettings
+from muster.protocol.observations.node_settings import NodeSetting
 from tests.agent.coordinator import Coordinator, Session
 from tests.agent.process_of_agent import AgentProcess, write_config
 

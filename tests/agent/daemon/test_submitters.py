@@ -42,7 +42,7 @@ WITHIN = (
     "private",
     "sh",
     "-c",
-    'mount --bind passwd /etc/passwd && mount --bind group /etc/group && exec "$@"',
+    'for it in passwd group login.defs; do mount --bind $it /etc/$it || exit 1; done; exec "$@"',
     "sh",
 )
 
@@ -80,7 +80,12 @@ def folder() -> Iterator[Path]:
         path = Path(name)
         path.chmod(0o711)
         accounts = [("ann", ANN), ("bob", BOB), ("system", 501)]
-        lines = [f"{name}:x:{uid}:{GROUP}::{path}/{name}:/bin/sh\n" for name, uid in accounts]
+        (path / "login.defs").write_text("# UMASK 000\nUMASK\t027\nUSERGROUPS_ENAB yes\n")
+        gecos = {"bob": "Bob,,,umask=077"}
+        lines = [
+            f"{name}:x:{uid}:{GROUP}:{gecos.get(name, '')}:{path}/{name}:/bin/sh\n"
+            for name, uid in accounts
+        ]
         for file, more in (
             ("passwd", "".join(lines)),
             ("group", f"users47:x:{GROUP}:\nvision:x:{VISION}:ann\n"),
@@ -164,14 +169,14 @@ async def two_jobs(
 
 def test_two_users_at_once_are_kept_apart(folder: Path) -> None:
     hers, his, ended = asyncio.run(two_jobs(folder, SUBMITTER))
-    for said, name, ids, task in (
-        (hers, "ann", f"{ANN} {GROUP} {GROUP} {VISION} ", TASK),
-        (his, "bob", f"{BOB} {GROUP} {GROUP} ", OTHER),
+    for said, name, ids, task, umask in (
+        (hers, "ann", f"{ANN} {GROUP} {GROUP} {VISION} ", TASK, 0o027),
+        (his, "bob", f"{BOB} {GROUP} {GROUP} ", OTHER, 0o077),
     ):
         scratch = folder / "state/tasks" / task / "scratch"
-        home = f"{folder}/{name} {name} {name} /bin/sh 0022"
+        home = f"{folder}/{name} {name} {name} /bin/sh {umask:04o}"
         assert said[:4] == [ids, home, str(scratch), "secret"]
-        assert (folder / name / "private").stat().st_mode & 0o777 == 0o644
+        assert (folder / name / "private").stat().st_mode & 0o777 == 0o666 & ~umask
     assert hers[4:] == []
     assert his[4:] == ["done"], "the job of another user has reached what it must not"
     assert ended == "stop"

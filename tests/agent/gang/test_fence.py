@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.record import TaskRecord
-from agent.gang.fence import Fence, Fenced, in_gang, ruleset
+from agent.gang.fence import Fence, Fenced, FenceError, in_gang, ruleset
 from agent.shims.apart import NFT
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
@@ -82,14 +82,17 @@ def test_rules_name_the_gang_the_user_and_the_task() -> None:
     new = "tcp flags & (syn | ack) == syn"
     answer = "tcp flags & (syn | ack) == (syn | ack)"
     into = f'iifname != "lo" tcp dport {{ 20001, 20002 }} {new}'
-    others = f"{new} meta skuid != {{ 0, {USER} }} reject with tcp reset"
+    own, others = f"{new} meta skuid {{ 0, {USER} }} accept", f"{new} reject with tcp reset"
     for rule in (
         f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.1, 10.1.0.2 }} drop",
         f"{into} ip6 saddr != {{ fd00::1, fd00::2 }} drop",
+        f'oifname "lo" tcp dport {{ 20001, 20002 }} {own}',
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
+        f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {own}",
         f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {others}",
         f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {others}",
-        f"tcp sport {{ 20001, 20002 }} {answer} meta skuid != {{ 0, {USER} }} drop",
+        f"tcp sport {{ 20001, 20002 }} {answer} meta skuid {{ 0, {USER} }} accept",
+        f"tcp sport {{ 20001, 20002 }} {answer} drop",
     ):
         assert f'{rule} comment "task {TASK}"' in text.splitlines()
 
@@ -104,9 +107,8 @@ needs_nft = [
     ),
 ]
 SERVE = """\
-import socket
-for family, address in ((socket.AF_INET, "0.0.0.0"),):
-    server = socket.create_server((address, 20001), family=family)
+import socket, sys
+server = socket.create_server(("0.0.0.0", 20001), backlog=int(sys.argv[1]))
 print("ready", flush=True)
 while True:
     server.accept()[0].close()
@@ -131,6 +133,7 @@ class Machines:
     def __init__(self, stem: str) -> None:
         self.names = [f"{stem}{number}" for number in (1, 2, 3)]
         self.hub = f"{stem}0"
+        self.inner = f"{stem}i"
 
     def build(self) -> None:
         run("ip", "netns", "add", self.hub)
@@ -147,26 +150,42 @@ class Machines:
             run(*own, "link", "set", "eth0", "up")
             run(*own, "link", "set", "lo", "up")
 
+    def build_inner(self) -> None:
+        """A namespace behind the second machine, as of containers, with that machine's address."""
+        outer = self.names[1]
+        run("ip", "netns", "add", self.inner)
+        there = ("type", "veth", "peer", "name", "eth0", "netns", self.inner)
+        run("ip", "-n", outer, "link", "add", "inner", *there)
+        run("ip", "-n", outer, "address", "add", "10.9.0.1/24", "dev", "inner")
+        run("ip", "-n", outer, "link", "set", "inner", "up")
+        run("ip", "-n", self.inner, "address", "add", "10.9.0.2/24", "dev", "eth0")
+        run("ip", "-n", self.inner, "link", "set", "eth0", "up")
+        run("ip", "-n", self.inner, "route", "add", "default", "via", "10.9.0.1")
+        run("ip", "netns", "exec", outer, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        hook = "type nat hook postrouting priority 100;"
+        chain = f'chain out {{\n{hook}\noifname "eth0" masquerade\n}}'
+        self.apply(2, f"table ip inner {{\n{chain}\n}}\n")
+
     def remove(self) -> None:
-        for name in (*self.names, self.hub):
+        for name in (*self.names, self.hub, self.inner):
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
     def connects(self, number: int, address: str, uid: int, patience_s: float = 20.0) -> bool:
-        """True if a process of this user on a machine gets a connection."""
+        """True if a process of this user on a machine gets a connection; 0 is the inner one."""
         user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
         said = run(
-            *("ip", "netns", "exec", self.names[number - 1], *user),
+            *("ip", "netns", "exec", self.names[number - 1] if number else self.inner, *user),
             *(python, "-c", CONNECT, address, str(patience_s)),
         )
         return said.strip() == "in"
 
     @contextlib.contextmanager
-    def serving(self, uid: int) -> Iterator[None]:
+    def serving(self, uid: int, backlog: int = 128) -> Iterator[None]:
         """A server of this user at the port on the launcher."""
         user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
         python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
-        argv = ["ip", "netns", "exec", self.names[0], *user, python, "-c", SERVE]
+        argv = ["ip", "netns", "exec", self.names[0], *user, python, "-c", SERVE, str(backlog)]
         server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
@@ -245,6 +264,34 @@ class TestWithAKernel:
         with network.serving(USER):
             for number, address in ways:
                 assert network.connects(number, address, USER)
+
+    def test_no_listener_of_another_user_answers_by_syn_cookies(self, network: Machines) -> None:
+        """With a full queue the kernel answers without a socket, so without a user."""
+        plan = ArrangeTask(
+            TASK, (), {"MASTER_PORT": "20001"}, (("n1", "10.0.0.1"), ("n2", "10.0.0.2")), ""
+        )
+        with network.serving(USER + 1, backlog=0):
+            assert network.connects(2, "10.0.0.1", USER), "the control"
+            network.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+            for uid in (USER, 0, USER):
+                for number, address in ((2, "10.0.0.1"), (1, "10.0.0.1"), (1, "127.0.0.1")):
+                    assert not network.connects(number, address, uid, patience_s=1.5)
+        with network.serving(USER, backlog=0):
+            assert network.connects(2, "10.0.0.1", USER)
+
+    def test_nobody_in_a_network_of_containers_comes_in(self, machines: Machines) -> None:
+        """Its packets leave a node of the gang with that node's address, and without a user."""
+        machines.build_inner()
+        plan = ArrangeTask(
+            TASK, (), {"MASTER_PORT": "20001"}, (("n1", "10.0.0.1"), ("n2", "10.0.0.2")), ""
+        )
+        machines.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+        for uid in (USER, USER + 1, 0):
+            assert machines.connects(0, "10.0.0.1", uid), "the control"
+        machines.apply(2, ruleset("m", {TASK: in_gang(Fenced(USER, (20_002,)), plan)}))
+        for uid in (USER, USER + 1, 0):
+            assert not machines.connects(0, "10.0.0.1", uid)
+        assert machines.connects(2, "10.0.0.1", USER)
 
     def test_until_the_gang_is_known_only_its_user_on_its_node_comes_in(
         self, machines: Machines
@@ -347,6 +394,34 @@ async def test_a_table_that_somebody_removed_is_restored(
     program.unlink()
     await fence.look()
     assert not program.exists()
+
+
+@pytest.mark.parametrize("must", [True, False])
+async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_it(
+    program: Path, *, must: bool
+) -> None:
+    fence = Fence("0123456789abcdef", on=True, must=must)
+    await fence.begin({})
+    works = program.with_name(NFT).read_text()
+    program.with_name(NFT).write_text("#!/bin/sh\necho 'no buffer space' >&2; exit 1\n")
+    plan = TaskRecord("boot", "here", PLAN)
+    with _refused(must):
+        await fence.lease(TASK, (20_001,), USER)
+    # Whatever has tried to write it before.
+    await fence.follow(TASK, plan)
+    with _refused(must):
+        await fence.arrange(TASK, PLAN)
+    program.with_name(NFT).write_text(works)
+    await fence.arrange(TASK, PLAN)
+    assert "10.1.0.2" in program.read_text()
+    program.with_name(NFT).unlink()
+    await fence.drop(TASK)
+
+
+def _refused(must: bool) -> contextlib.AbstractContextManager[object]:
+    if not must:
+        return contextlib.nullcontext()
+    return pytest.raises(FenceError, match=r"no buffer space.*`fence` is true.*repair nftables")
 
 
 async def test_switched_off_it_removes_what_was_there(program: Path) -> None:

@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "an elastic gang grows into a promise",
         _put(elastic, "is_booked", lambda *_: False),
-        ("promise",),
+        ("promise", "queue"),
         seed=125,
         backfill=True,
     ),

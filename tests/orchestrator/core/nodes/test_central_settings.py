@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Welcome
-from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
+from muster.protocol.link.given import GiveSettings
+from muster.protocol.observations.node_settings import NodeSetting
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.limits import CentralSettings, Limits, Settings
 from orchestrator.core.views.display import node_view

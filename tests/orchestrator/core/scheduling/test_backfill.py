@@ -10,9 +10,10 @@ from muster.protocol.ids import JobId
 from muster.protocol.states import JobState
 from muster.spec.model import JobSpec, Rendezvous
 from orchestrator.core.facts.effects import TimerKind
-from orchestrator.core.facts.queue import QueuesPlanned, StartMoved, StartPromised
+from orchestrator.core.facts.queue import JobPassed, QueuesPlanned, StartMoved, StartPromised
 from orchestrator.core.model.plan import Backfill, MoveCause, PoolPolicy
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
+from orchestrator.core.scheduling.planner import PASSED_MAX
 from orchestrator.core.scheduling.what_if import what_if_state
 from orchestrator.core.views.display import job_summary, job_view
 from orchestrator.core.views.explain import explain
@@ -293,6 +294,22 @@ def test_the_timeline_of_a_job_says_ahead_of_which_it_started(gang_waits: Cluste
         for it in job_view(gang_waits.state, gang_waits.job(1), gang_waits.now).timeline
         if "ahead" in it.text
     ]
+
+
+def test_the_timeline_of_a_job_names_those_that_started_ahead_of_it(gang_waits: Cluster) -> None:
+    cluster = gang_waits
+    cluster.submit(limited(600.0))
+    notes = [text for _, text in cluster.job(2).notes.entries()]
+    assert notes[-1] == (
+        "job 3 started ahead on n1: it ends by 2023-11-14T22:26:40Z, "
+        "before the promise at 2023-11-14T23:15:40Z"
+    )
+    for number in range(4, 40):
+        cluster.submit(limited(60.0))
+        for name in cluster.run_gang(number):
+            cluster.finish(name)
+    passed = [it for it in cluster.facts if isinstance(it, JobPassed)]
+    assert [it.by for it in passed] == list(range(3, 3 + PASSED_MAX))
 
 
 def test_a_gang_that_goes_ahead_has_the_lease_of_its_job(gang_waits: Cluster) -> None:

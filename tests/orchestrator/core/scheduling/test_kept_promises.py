@@ -255,3 +255,19 @@ def test_a_promised_job_takes_a_resumed_node_although_the_start_of_one_ahead_is_
     assert waits(again, 2)  # n0 may be back
     again.resume("n1")
     assert not waits(again, 3)
+
+
+def test_a_node_that_does_not_return_after_a_restart_holds_up_nobody_from_then_on() -> None:
+    cluster = cluster_of(3)
+    cluster.submit(limited(HOUR))
+    cluster.run_gang(1)
+    cluster.leave("n2")
+    cluster.submit(limited(HOUR, nodes=3))
+    assert cluster.job(2).starts_by is None
+    again = restarted(cluster)
+    again.join("n0", tasks=(task_report(task(1, 1, 0), TaskState.STARTED),))
+    again.join("n1")
+    again.submit(spec())
+    assert waits(again, 3)
+    again.beat(2 * again.limits.lease_s)
+    assert not waits(again, 3)

@@ -58,6 +58,15 @@ def test_both_jobs_explain_why_the_one_behind_started_first(gang_waits: Cluster)
     assert ahead_of(cluster, 1) == ""  # it began before job 2 was submitted
 
 
+def test_both_jobs_name_the_same_end_once_the_one_behind_runs(gang_waits: Cluster) -> None:
+    cluster = gang_waits
+    cluster.submit(limited(60.0))
+    cluster.run_gang(3)
+    why = "it ends by 2023-11-14T22:16:40Z, before the planned start of job 2"
+    assert explained(cluster, 2).went_ahead == (WentAhead(3, ("n1",), why),)
+    assert ahead_of(cluster, 3) == f"of job 2: {why}"
+
+
 def test_a_gang_that_needs_other_nodes_is_not_delayed() -> None:
     cluster = cluster_of(2)
     cluster.submit(limited(600.0, placement={"include": ["n0"]}))

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -152,15 +152,37 @@ def test_uploads_leave_inodes_free_and_unused_code_makes_room(tmp_path: Path) ->
         store.close()
 
 
-def test_damaged_content_is_sent_again(store: BundleStore, tmp_path: Path) -> None:
-    name = put(store, "ann", 1.0, b"one")
-    (path,) = (tmp_path / "bundles/chunks").glob("??/*")
+def _damage(path: Path) -> None:
     path.write_bytes(b"two")
+
+
+@pytest.mark.parametrize("lose", [_damage, Path.unlink], ids=["damaged", "lost"])
+def test_lost_content_is_sent_again(
+    store: BundleStore, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    name = put(store, "ann", 1.0, b"one")
+    other = put(store, "bob", 1.0, b"another")
+    lose(tmp_path / "bundles/chunks" / digest(b"one")[:2] / digest(b"one"))
     assert store.chunk(digest(b"one")) is None
     assert store.bundle("ann", name, 1.0) is None
     assert store.missing("ann", [digest(b"one")], 1.0) == [digest(b"one")]
+    assert store.bundle("bob", other, 1.0) is not None
     assert put(store, "ann", 2.0, b"one") == name
     assert store.chunk(digest(b"one")) == b"one"
+
+
+@pytest.mark.parametrize("lose", [_damage, Path.unlink], ids=["damaged", "lost"])
+def test_a_lost_manifest_is_sent_again(
+    store: BundleStore, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    name = put(store, "ann", 1.0, b"one")
+    other = put(store, "bob", 1.0, b"another")
+    lose(tmp_path / "bundles/manifests" / name)
+    assert store.manifest(name) is None
+    assert store.bundle("ann", name, 1.0) is None
+    assert store.bundle("bob", other, 1.0) is not None
+    assert put(store, "ann", 2.0, b"one") == name
+    assert store.manifest(name) is not None
 
 
 class _Swept(BundleStore):
@@ -255,6 +277,18 @@ def test_a_damaged_index_is_put_aside(store: BundleStore, tmp_path: Path, damage
     assert again.bundle("ann", name, 1.0) is None
     assert put(again, "ann", 2.0, b"one") == name
     assert index.with_name("references.sqlite3.damaged").read_bytes() == damage
+    again.close()
+
+
+def test_the_code_of_a_live_job_outlives_its_index(store: BundleStore, tmp_path: Path) -> None:
+    live = put(store, "ann", 1.0, b"live")
+    put(store, "ann", 1.0, b"old")
+    store.close()
+    (tmp_path / "bundles/references.sqlite3").unlink()
+    again = BundleStore(tmp_path / "bundles", LIMITS)
+    assert again.collect([live], 500.0) == 1
+    assert chunks(tmp_path) == {digest(b"live")}
+    assert again.manifest(live) is not None
     again.close()
 
 

@@ -13,6 +13,7 @@ from muster.daemon.task_owner import TaskOwner
 from muster.protocol.ids import NodeName, TaskId
 from muster.protocol.link.log_channel import (
     EndStream,
+    Hole,
     LogAck,
     NotWanted,
     OpenStream,
@@ -112,7 +113,8 @@ def test_nobody_delivers_logs_of_anothers_task(coordinator: CoordinatorProcess) 
             for name in (task, TaskId("999.1.0")):
                 await link.say(OpenStream(out(name)))
                 await link.send(out(name), 0, b"forged\n")
-                await link.say(EndStream(out(name), 7))
+                await link.say(Hole(out(name), 7, 2, 0.0))
+                await link.say(EndStream(out(name), 9))
                 await link.say(TaskLogsEnd(name, 1))
             await link.say(OpenStream(out(TaskId("not a task"))))
             async with asyncio.timeout(DEADLINE_S):
