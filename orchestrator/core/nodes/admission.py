@@ -27,7 +27,7 @@ NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Refusal codes for a second agent of the same name or identity."""
 
 OUTDATED_WITHIN_S: Final = 600.0
-"""How long after a node was last heard its newest Hello makes earlier ones outdated.
+"""Seconds after a node's last message for which its newest Hello makes earlier ones outdated.
 
 No connection delivers one so late, as it has to say hello within seconds. A clock may go back, as
 that of a virtual machine restored from a snapshot does: then the node can connect after this time.
