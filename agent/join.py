@@ -32,7 +32,7 @@ from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import ConfigError, DaemonError, TlsError
 from muster.daemon.tls import client_context
 from muster.daemon.units import AGENT, install_unit, program, systemd_runs
-from muster.http.enrolment import KEY_BURNT, JoinAnswer, JoinRequest
+from muster.http.enrolment import KEY_RETIRED, JoinAnswer, JoinRequest
 from muster.protocol.tokens import BadToken, JoinSecretText, parse_join
 
 VERB: Final = "join"
@@ -55,7 +55,7 @@ class JoinError(Exception):
     """The node has not joined. The message is for users."""
 
 
-class KeyBurntError(JoinError):
+class RetiredKeyError(JoinError):
     """The coordinator accepts no join with this key."""
 
 
@@ -229,7 +229,7 @@ def _certified(
     key = _own_key(path)
     try:
         answer = ask(key)
-    except KeyBurntError as error:
+    except RetiredKeyError as error:
         # A copied state folder, or a node that was revoked. With another key, a machine takes
         # nobody's place.
         _say(f"{' '.join(str(error).split())}: this node has made a new key")
@@ -311,7 +311,7 @@ def _ask(host: str, port: int, ca: Path, asked: JoinRequest) -> JoinAnswer:
         connection.close()
     if answer.status != 201:
         code, why = _why(answer.status, body)
-        raise (KeyBurntError if code == KEY_BURNT else JoinError)(why)
+        raise (RetiredKeyError if code == KEY_RETIRED else JoinError)(why)
     try:
         return msgspec.json.decode(body, type=JoinAnswer)
     except msgspec.DecodeError as error:

@@ -29,7 +29,7 @@ _NONCE_BYTES: Final = 12
 _BACKLOG: Final = 256
 _READS: Final = 2
 _KEPT_S: Final = 900.0
-"""How long after the last use of its key a node answers for an attempt."""
+"""Seconds after the last use of its key for which a node answers for an attempt."""
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 30.0
 

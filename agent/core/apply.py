@@ -44,7 +44,7 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
         case f.Welcomed(epoch, cluster, heartbeat_s, given):
             state.welcomed, state.cluster, state.given = True, cluster, given
             state.epoch, state.heartbeat_s = epoch, heartbeat_s
-            state.buried.clear()
+            state.stopped_unseen.clear()
         case f.SettingsChanged(given):
             state.given = given
         case f.UsersChanged(users):
@@ -82,7 +82,7 @@ def _apply_task(state: State, fact: f.TaskFact) -> None:
             if record is not None:
                 _restore(state.tasks[task], record.after(state.identity.boot_id))
         case f.StoppedUnseen(task):
-            state.buried.add(task)
+            state.stopped_unseen.add(task)
         case f.TaskGone(task):
             state.tasks.pop(task, None)
         case _:

@@ -340,7 +340,7 @@ def _unknown(state: State, command: AboutTask) -> Decision:
     task: TaskId = command.task
     match command:
         case m.PrepareTask():
-            if task in state.buried:
+            if task in state.stopped_unseen:
                 return Decision([], [a.SendReport(gone(task))])
             refusal = _gpus_taken(state, command)
             if refusal is not None:

@@ -130,4 +130,4 @@ class State:
     dialled_at: float = 0.0
     acknowledged_at: float | None = None  # when the agent asked for the last answer
     tasks: dict[TaskId, HeldTask] = field(default_factory=dict)
-    buried: set[TaskId] = field(default_factory=set)  # stopped unseen on this link
+    stopped_unseen: set[TaskId] = field(default_factory=set)  # stopped unseen on this link

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.config import AgentConfig
-from agent.gang.name_check import Findings, Resolver, look_before, prove, unanswered
+from agent.gang.name_check import Findings, Resolver, check_before_write, check_names, unanswered
 from agent.hostsfile.editor import HostsFile
 from agent.hostsfile.tables import PrivateTables, SharedTables, TableRefused, Tables
 from agent.shim.system.syscalls import bind_privately
@@ -108,7 +108,7 @@ class GangHostNames:
         try:
             ours = await self._in_files(self._tables.clear, *arguments)
             unknown = [entry for entry in plan.hosts if entry[0].lower() not in ours]
-            before = await self._look_before(unknown, plan.others, own)
+            before = await self._check_before_write(unknown, plan.others, own)
             if before.problems:
                 return Refusal(RefusalCode.HOSTS_ELSEWHERE, listed(before.problems))
             warned = await self._in_files(self._tables.put, *arguments)
@@ -140,10 +140,12 @@ class GangHostNames:
     def close(self) -> None:
         self._files.shutdown(wait=False, cancel_futures=True)
 
-    async def _look_before(self, table: Table, others: Others, own: str) -> Findings:
+    async def _check_before_write(self, table: Table, others: Others, own: str) -> Findings:
         """Check whether names that are about to be written already lead to other machines."""
         try:
-            return await _in_own_thread(lambda: look_before(table, others, own, self._resolver))
+            return await _in_own_thread(
+                lambda: check_before_write(table, others, own, self._resolver)
+            )
         except TimeoutError:
             return unanswered(len(table))
 
@@ -151,7 +153,7 @@ class GangHostNames:
         """Verify the table as the job will see it; runs in a thread of its own."""
         if self._private is not None:
             bind_privately(str(self._private(task)), str(self._path))
-        return prove(plan.hosts, plan.others, own, self._resolver)
+        return check_names(plan.hosts, plan.others, own, self._resolver)
 
     async def _in_files(self, call: Callable[..., _Result], *arguments: object) -> _Result:
         loop = asyncio.get_running_loop()

@@ -66,7 +66,7 @@ class Findings:
     warnings: tuple[str, ...] = ()
 
 
-def look_before(
+def check_before_write(
     table: Table,
     others: Others,
     own: str,
@@ -154,7 +154,7 @@ def _of_foreign_name(name: str, address: str, found: Sequence[str]) -> str:
     )
 
 
-def prove(
+def check_names(
     table: Table,
     others: Others,
     own: str,
@@ -165,13 +165,13 @@ def prove(
     """Resolve every name and address of the table. `own` is this node's address in it."""
     until = clock() + SETTLE_S
     while True:
-        findings = _look(table, others, own, resolver)
+        findings = _check_once(table, others, own, resolver)
         if not findings.problems or clock() >= until:
             return findings
         pause(_PAUSE_S)
 
 
-def _look(table: Table, others: Others, own: str, resolver: Resolver) -> Findings:
+def _check_once(table: Table, others: Others, own: str, resolver: Resolver) -> Findings:
     problems: list[str] = []
     warnings: list[str] = []
     for name, address in table:
@@ -200,7 +200,7 @@ def _look(table: Table, others: Others, own: str, resolver: Resolver) -> Finding
     for name, address in table:
         by_address.setdefault(address, []).append(name)
     for address, names in by_address.items():
-        text = _wrong_way_back(address, names, resolver)
+        text = _reverse_lookup_problem(address, names, resolver)
         if text and address != own:
             problems.append(text)
     return Findings(tuple(problems), tuple(warnings))
@@ -216,7 +216,7 @@ def _of_own_name(name: str, found: Sequence[str], address: str) -> str:
     return text
 
 
-def _wrong_way_back(address: str, names: Sequence[str], resolver: Resolver) -> str:
+def _reverse_lookup_problem(address: str, names: Sequence[str], resolver: Resolver) -> str:
     """A problem text if the address resolves to a name that leads elsewhere. A name other than ours
     is fine if it leads to the same address."""
     found = resolver.name(address)

@@ -144,5 +144,5 @@ def unenforced(controllers: Collection[str], open_devices: str) -> dict[str, str
 
 
 LIMITED: Final = {"memory": "memory", "cpu": "CPU", "pids": "processes"}
-"""What a controller of cgroup v2 limits."""
+"""The limits of a controller of cgroup v2."""
 DEVICES: Final = "devices"

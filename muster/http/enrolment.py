@@ -9,7 +9,7 @@ import msgspec
 from muster.protocol.timestamp import Timestamp
 
 JOIN_S: Final = 3600.0
-KEY_BURNT: Final = "key_burnt"
+KEY_RETIRED: Final = "key_retired"
 """Code of a refused join: the node's key belongs to another node, or is accepted no more."""
 _Uses = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 _Lifetime = Annotated[float, msgspec.Meta(gt=0, le=366 * 86400.0)]

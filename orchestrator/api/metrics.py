@@ -30,7 +30,7 @@ from orchestrator.core.engine.decide import VERSION
 from orchestrator.core.model.node import AdminState, LinkState
 from orchestrator.core.model.state import State
 from orchestrator.core.model.status import job_state
-from orchestrator.core.nodes.enrolment import unheard
+from orchestrator.core.nodes.enrolment import never_connected
 from orchestrator.core.scheduling.gpus import gpus_used
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.coordinator import Coordinator
@@ -366,7 +366,7 @@ def _nodes(state: State) -> Iterator[Metric]:
         if faulty := sum(1 for gpu in node.inventory.devices if gpu.fault):
             gpus[pool, model, "faulty"] += faulty
     yield _values("muster_nodes", links)
-    yield _values("muster_nodes_joined_only", {(): len(unheard(state))})
+    yield _values("muster_nodes_joined_only", {(): len(never_connected(state))})
     yield _values("muster_nodes_in_service", service)
     yield _values("muster_nodes_quarantined", quarantined)
     yield _values("muster_gpus", gpus)

@@ -169,7 +169,7 @@ class AgentSessions:
             said_hello = True
             session.log = log.bind(node=hello.node)
             request[NODE] = hello.node
-            local = _is_local(request, peer)
+            local = is_local(request, peer)
             certificate = peer_fingerprint(request.transport)
             await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
@@ -264,7 +264,7 @@ class AgentSessions:
             session.abort()
 
 
-def _is_local(request: web.Request, peer: str) -> bool:
+def is_local(request: web.Request, peer: str) -> bool:
     """True if the agent runs on this machine: both ends of its connection have the same address."""
     own = None if request.transport is None else request.transport.get_extra_info("sockname")
     return is_loopback(peer) or (own is not None and peer == own[0])

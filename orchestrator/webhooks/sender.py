@@ -31,7 +31,7 @@ from orchestrator.shell.coordinator import Coordinator, events_key
 from orchestrator.shell.new_webhooks import Delivery
 from orchestrator.webhooks.allowlist import AllowedPlace, refused, server_of
 from orchestrator.webhooks.payload import headers, message
-from orchestrator.webhooks.turns import PAUSE_MAX_S, Turns, UnusedTurnError
+from orchestrator.webhooks.turns import PAUSE_MAX_S, RequestSlots, UnusedTurnError
 
 REQUEST_S: Final = 10.0
 GIVE_UP_S: Final = 86_400.0
@@ -77,7 +77,7 @@ class WebhookSender:
         self._pause_s = pause_s
         self._lines: dict[str, _Line] = {}
         self._line_of: dict[Delivery, _Line] = {}
-        self.turns = Turns(pause_s)
+        self.turns = RequestSlots(pause_s)
 
     async def run(self) -> Never:
         """Take new deliveries whenever the journal has grown."""

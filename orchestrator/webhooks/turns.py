@@ -46,7 +46,7 @@ class Server:
         self.not_before = now + min(PAUSE_MAX_S, pause_s * 2**self.hangs)
 
 
-class Turns:
+class RequestSlots:
     """Limits of the requests at one time. There are as many servers as the operator allows."""
 
     def __init__(self, pause_s: float) -> None:

@@ -199,12 +199,12 @@ def _forgets_the_aside(real: Any) -> Any:
 def _any_address(real: Any) -> Any:
     """Accept every address of a name as one of its node."""
 
-    def look_before(table: Table, _others: Others, own: str, resolver: Resolver) -> Findings:
+    def check_before_write(table: Table, _others: Others, own: str, resolver: Resolver) -> Findings:
         found = tuple(address for name, _ in table for address in resolver.addresses(name))
         findings: Findings = real(table, {at: found for _, at in table}, own, resolver)
         return findings
 
-    return look_before
+    return check_before_write
 
 
 def _ours_wins(base: bytes, theirs: bytes, ours: bytes) -> bytes:
@@ -267,13 +267,13 @@ BUGS = (
     Bug(
         "nobody asks what a name means already",
         "I7",
-        put(host_names, "look_before", lambda *_: Findings()),
+        put(host_names, "check_before_write", lambda *_: Findings()),
         a_name_of_another_machine_stays_its_own,
     ),
     Bug(
         "where a name leads is no matter",
         "I7",
-        wrap(host_names, "look_before", _any_address),
+        wrap(host_names, "check_before_write", _any_address),
         a_name_of_another_machine_stays_its_own,
     ),
     Bug(

@@ -34,7 +34,7 @@ _REFUSED_MAX: Final = 1024
 _NAMES_MAX: Final = 8192
 _READ_BYTES: Final = 1 << 20
 LOOK_BYTES_MAX: Final = 4 << 20
-"""Of all files together: about a second of a thread."""
+"""Bound for all files together: about a second of a thread."""
 # Files of NCCL's flight recorder: dumps, and the pipes that trigger them.
 _RECORDER: Final = ("fr_", "frp_")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -85,9 +85,9 @@ class NcclLines:
         self._refused: set[str] = set()
         self._written: int | None = None
         self.blind = False
-        """Whether the last pass has missed lines for lack of descriptors."""
+        """True if the last pass has missed lines for lack of descriptors."""
         self.behind = False
-        """Whether the last pass has left bytes for the next one."""
+        """True if the last pass has left bytes for the next one."""
 
     def look(self) -> NcclEvidence:
         """Read new lines and return the evidence from all lines."""

@@ -11,10 +11,9 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, NODE, find_job
 from muster.cli.input.param_types import DURATION
 from muster.cli.output.fabric_view import print_fabric
-from muster.cli.output.format import moment, safe, span
+from muster.cli.output.format import moment, print_line, safe, span
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Cell, Column, print_table
-from muster.cli.output.text_width import paragraph
 from muster.http.explanation import AttemptStory, Explanation, NodeVerdict
 from muster.protocol.text import named
 from muster.spec.field_readers import MAX_NODES
@@ -112,9 +111,9 @@ def print_explanation(found: Explanation, now: datetime | None) -> None:
     job = found.job
     print(f"job {job.id}  {safe(job.name)}  {job.state.value}")
     if found.supposing:
-        _line(f"{found.supposing}:")
+        print_line(f"{found.supposing}:")
     if found.text:
-        _line(found.text.removeprefix(f"{job.state.value}: "))
+        print_line(found.text.removeprefix(f"{job.state.value}: "))
     if found.nodes or found.wanted:
         _print_queue(found)
         _print_nodes(found, now)
@@ -170,19 +169,19 @@ def _print_when(found: Explanation, now: datetime | None) -> None:
     elif found.starts_by is not None:
         because = f": {found.forecast}" if found.forecast else ""
         print()
-        _line(f"starts by {_by(found.starts_by, now)} at the latest{because}", "")
+        print_line(f"starts by {_by(found.starts_by, now)} at the latest{because}", indent="")
     elif found.forecast:
         print()
-        _line(f"starts: {found.forecast}", "")
+        print_line(f"starts: {found.forecast}", indent="")
     for it in found.went_ahead:
-        _line(f"job {it.id} went ahead on {named(it.nodes)}: {it.why}")
+        print_line(f"job {it.id} went ahead on {named(it.nodes)}: {it.why}")
     for hint in found.hints:
-        _line(hint)
+        print_line(hint)
 
 
 def _print_attempt(story: AttemptStory) -> None:
     print()
-    _line(f"attempt {story.number} on {', '.join(story.nodes)}", "")
+    print_line(f"attempt {story.number} on {', '.join(story.nodes)}", indent="")
     labelled = (
         ("there", story.why_there),
         ("ahead", story.ahead_of),
@@ -193,12 +192,7 @@ def _print_attempt(story: AttemptStory) -> None:
     )
     for label, text in labelled:
         if text:
-            _line(text, f"  {label:<9}")
-
-
-def _line(text: str, first: str = "  ") -> None:
-    """Print `text`, wrapped to the terminal."""
-    print(paragraph(safe(text), first=first))
+            print_line(text, f"{label:<9}")
 
 
 def _by(at: datetime, now: datetime | None) -> str:

@@ -13,7 +13,7 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.input.job_ref import JOB, find_job
 from muster.cli.output.environment_view import print_environment
 from muster.cli.output.fabric_view import print_fabric
-from muster.cli.output.format import coloured, length, moment, safe, span, unconfirmed
+from muster.cli.output.format import coloured, length, moment, print_line, safe, span, unconfirmed
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph, terminal_width, use_colour
@@ -99,7 +99,7 @@ def command(*, job: str, fabric: bool, env: bool, node: str | None, as_json: boo
             _print_tail(attempt.cause)
     for webhook in view.pending_webhooks:
         why = f": {webhook.problem}" if webhook.problem else ""
-        _line(f"webhook {webhook.to} is pending ({webhook.event}){why}")
+        print_line(f"webhook {webhook.to} is pending ({webhook.event}){why}")
     _print_timeline(view, printed)
 
 
@@ -109,31 +109,26 @@ def _print_head(view: JobView, now: datetime | None) -> None:
     state = coloured(view.state, state) if use_colour() else state
     print(f"job {view.id}  {safe(view.name)}  {state}")
     if view.reason.text:
-        _line(view.reason.text)
+        print_line(view.reason.text)
     nodes = str(view.spec.get("nodes", view.nodes))
     gpus = f", {view.gpus} GPU{'' if view.gpus == 1 else 's'}" if view.gpus else ""
-    _line(
+    print_line(
         f"user {view.user}, pool {view.pool}, priority {view.priority}, "
         f"{nodes} node{'' if nodes == '1' else 's'}{gpus}"
     )
     if view.rerun_of is not None:
-        _line(f"another run of job {view.rerun_of}")
+        print_line(f"another run of job {view.rerun_of}")
     if view.held_at is not None:
-        _line(f"held since {moment(view.held_at)} by {view.held_by}: muster release {view.id}")
+        print_line(f"held since {moment(view.held_at)} by {view.held_by}: muster release {view.id}")
     for label, text in _what(view.spec):
-        _line(text, f"{label:<10}")
-    _line(moment(view.submitted_at) + _waited(view, now), "submitted ")
+        print_line(text, f"{label:<10}")
+    print_line(moment(view.submitted_at) + _waited(view, now), "submitted ")
     if view.started_at is not None:
-        _line(moment(view.started_at) + _ran(view, now), "started   ")
+        print_line(moment(view.started_at) + _ran(view, now), "started   ")
     if view.ended_at is not None:
-        _line(moment(view.run_ended_at or view.ended_at) + _reported(view), "ended     ")
+        print_line(moment(view.run_ended_at or view.ended_at) + _reported(view), "ended     ")
     for text in _countdowns(view, now):
-        _line(text)
-
-
-def _line(text: str, label: str = "") -> None:
-    """Print an indented line, wrapped to the terminal."""
-    print(paragraph(safe(text), first=f"  {label}"))
+        print_line(text)
 
 
 def _what(spec: dict[str, Any]) -> list[tuple[str, str]]:
@@ -207,16 +202,16 @@ def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> No
     master = f", master {safe(attempt.master)}" if attempt.master else ""
     print(f"\nattempt {attempt.number}  {safe(attempt.state)}{master}")
     if attempt.network:
-        _line(f"network {attempt.network}")
+        print_line(f"network {attempt.network}")
     if attempt.fabric:
-        _line(f"fabric {attempt.fabric}")
+        print_line(f"fabric {attempt.fabric}")
     if attempt.proof is not None:
-        _line(attempt.proof.text, "traffic: ")
+        print_line(attempt.proof.text, "traffic: ")
     if attempt.hang and not any(attempt.hang in sentence for sentence in printed):
-        _line(attempt.hang)
+        print_line(attempt.hang)
     cause = attempt.cause
     if cause is not None and cause.text not in printed:
-        _line(cause.text, "first cause: ")  # it names the rank and the node
+        print_line(cause.text, "first cause: ")  # it names the rank and the node
         printed.add(cause.text)
     if attempt.tasks:
         # After a time limit or a cancel, all nodes were stopped, whatever the launcher's exit code.
@@ -228,7 +223,7 @@ def _print_attempt(attempt: AttemptView, launcher: str, printed: set[str]) -> No
     for task in attempt.tasks:
         for warning in task.warnings:
             of_site = warning.startswith((PROLOG, EPILOG))
-            _line(f"{task.node}: {warning}", "" if of_site else "warning: ")
+            print_line(f"{task.node}: {warning}", "" if of_site else "warning: ")
 
 
 def _print_starts(tasks: tuple[TaskView, ...]) -> None:
@@ -253,7 +248,7 @@ def _print_starts(tasks: tuple[TaskView, ...]) -> None:
         names = ", ".join(task.node for task in found[:_NODES_NAMED])
         more = len(found) - _NODES_NAMED
         nodes = f"{names} and {more} more" if more > 0 else names
-        _line(f"{nodes}: {how}" + (f" ({took})" if took else ""), "ranks: ")
+        print_line(f"{nodes}: {how}" + (f" ({took})" if took else ""), "ranks: ")
 
 
 def _how_started(start: RanksStart) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from muster.cli.output.format import safe
+from muster.cli.output.format import print_line, safe
 from muster.cli.output.table import Column, print_table
-from muster.cli.output.text_width import paragraph
 from muster.cli.output.traffic_view import print_traffic
 from muster.http.fabric import FabricView, NodeFabricView, PlanView, RailView
 from muster.protocol.text import named
@@ -35,16 +34,16 @@ def print_fabric(view: FabricView) -> None:
     attempt = "" if view.attempt is None else f", attempt {view.attempt}"
     print(f"job {view.job}{attempt}  rdma: {view.rdma}")
     if view.plan is None and view.refused is not None:
-        _line(view.refused, "the gang was refused: ")
+        print_line(view.refused, "the gang was refused: ")
         return
     if view.plan is None:
-        _line("there is no plan yet: it is created when all nodes of the gang are ready")
+        print_line("there is no plan yet: it is created when all nodes of the gang are ready")
         return
-    _line(view.plan.text)
+    print_line(view.plan.text)
     for note in view.plan.notes:
-        _line(note, "note: ")
+        print_line(note, "note: ")
     if view.plan.network:
-        _line(f"network {view.plan.network}")
+        print_line(f"network {view.plan.network}")
     for group in _same_plans(view.plan):
         _print_group(group, view.plan)
     if view.proof is not None:
@@ -67,12 +66,12 @@ def _print_group(group: Sequence[NodeFabricView], plan: PlanView) -> None:
     versions = [f"NCCL {first.nccl}" if first.nccl else "", _gpudirect(first)]
     versions += [f"{name} {version}" for name, version in sorted(first.versions.items())]
     if any(versions):
-        _line(", ".join(text for text in versions if text))
+        print_line(", ".join(text for text in versions if text))
     if first.ports:
         rows = [_row(first, at, plan.rails) for at in range(len(first.ports))]
         print_table(_RAILS, rows, indent="  ")
     for text in first.missing:
-        _line(text, "missing: ")
+        print_line(text, "missing: ")
     if first.settings:
         rows = []
         for setting in first.settings:
@@ -100,7 +99,3 @@ def _row(node: NodeFabricView, at: int, rails: Sequence[RailView]) -> list[str]:
         "-" if port.numa_node is None else str(port.numa_node),
         ", ".join(map(str, port.gpus)),
     ]
-
-
-def _line(text: str, label: str = "") -> None:
-    print(paragraph(safe(text), first=f"  {label}"))

@@ -11,6 +11,7 @@ from typing import TextIO
 
 import click
 
+from muster.cli.output.text_width import paragraph
 from muster.protocol.states import ENDED_STATES, JobState
 from muster.protocol.text import named
 
@@ -26,6 +27,11 @@ def safe(text: str) -> str:
         char if char.isprintable() else char.encode("unicode_escape", "replace").decode("ascii")
         for char in text
     )
+
+
+def print_line(text: str, label: str = "", *, indent: str = "  ") -> None:
+    """Print an indented line, wrapped to the terminal."""
+    print(paragraph(safe(text), first=f"{indent}{label}"))
 
 
 def unconfirmed(nodes: Sequence[str]) -> str:

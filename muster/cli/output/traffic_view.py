@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.cli.output.format import safe
+from muster.cli.output.format import print_line, safe
 from muster.cli.output.table import Column, print_table
-from muster.cli.output.text_width import paragraph
 from muster.protocol.observations.traffic import JobProof, NodeProof, PortFigures
 
 _PORTS: Final = (
@@ -24,7 +23,7 @@ _UNEVEN: Final = 0.2
 def print_traffic(proof: JobProof) -> None:
     """Print the verdict, then each node's figures."""
     print("\ntraffic")
-    _line(proof.text)
+    print_line(proof.text)
     for node in proof.nodes:
         _print_node(node)
 
@@ -36,27 +35,29 @@ def _print_node(node: NodeProof) -> None:
         parts.insert(1, f"peak {amount(node.peak)}/s")
     if node.tcp_share is not None:
         parts.append(f"TCP {100 * node.tcp_share:.1f} %")
-    _line("; ".join(parts), "  ")
+    print_line("; ".join(parts), "  ")
     if node.gaps:
         times = "once" if node.gaps == 1 else f"{node.gaps} times"
-        _line(f"not sampled {times}, for {node.gap_s:.0f} s in all; the totals are whole", "  ")
+        print_line(
+            f"not sampled {times}, for {node.gap_s:.0f} s in all; the totals are whole", "  "
+        )
     if node.shared:
-        _line("other jobs ran on the node: their traffic is counted, too", "  ")
+        print_line("other jobs ran on the node: their traffic is counted, too", "  ")
     if node.imbalance is not None and node.imbalance >= _UNEVEN:
-        _line(
+        print_line(
             f"uneven: the least busy HCA carried {100 * node.imbalance:.0f} % less than the mean",
             "  ",
         )
     for text in node.nccl.trouble:
-        _line(text, "  NCCL warns: ")
+        print_line(text, "  NCCL warns: ")
     if len(node.ports) > 1 and all(port.why and not port.flaps for port in node.ports):
         why = "; ".join(dict.fromkeys(port.why for port in node.ports))
-        _line(f"no counters of its {len(node.ports)} HCAs: {why}", "  ")
+        print_line(f"no counters of its {len(node.ports)} HCAs: {why}", "  ")
     elif node.ports:
         print_table(_PORTS, [_row(port) for port in node.ports], indent="    ")
     for socket in node.sockets:
         if socket.sent is not None and socket.received is not None:
-            _line(
+            print_line(
                 f"{socket.name}: sent {amount(socket.sent)}, received {amount(socket.received)}, "
                 f"peak {amount(socket.peak)}/s, all traffic of the node there",
                 "  ",
@@ -89,7 +90,3 @@ def amount(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} B"
-
-
-def _line(text: str, label: str = "") -> None:
-    print(paragraph(safe(text), first=f"  {label}"))

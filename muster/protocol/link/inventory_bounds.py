@@ -15,7 +15,7 @@ INVENTORY_BYTES_MAX: Final = 64 << 10
 a third of it."""
 LABELS_MAX: Final = 256
 LABEL_CHARS_MAX: Final = 256
-"""Of a label's name and value together."""
+"""Bound of a label's name and value together."""
 TEXT_MAX: Final = 256
 PATH_MAX: Final = 4096
 PCI_LEVELS_MAX: Final = 64

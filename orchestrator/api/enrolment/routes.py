@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from msgspec.structs import replace
 
-from muster.daemon.listen_address import is_loopback
 from muster.http.enrolment import (
     AcceptRequest,
     EnrolmentList,
@@ -48,6 +47,7 @@ from orchestrator.core.facts.inputs import (
 from orchestrator.core.model.people import JoinSecret, NodeKey
 from orchestrator.core.nodes.enrolment import BAD_SECRET, find_secret, known_secret, unknown_secret
 from orchestrator.enrolment import EnrolmentSettings
+from orchestrator.shell.agent_sessions import is_local
 from orchestrator.shell.coordinator import Coordinator
 
 if TYPE_CHECKING:
@@ -163,9 +163,7 @@ class EnrolmentApi:
         peer = request.remote or ""
         of_node = replace(_key(made, now), machine=asked.machine)
         result = await self._coordinator.request(
-            lambda rid: JoinReceived(
-                rid, name, shown, node, of_node, peer, _is_local(request, peer)
-            )
+            lambda rid: JoinReceived(rid, name, shown, node, of_node, peer, is_local(request, peer))
         )
         waits = self._changed(result)
         pem = made.pem.decode()
@@ -260,8 +258,3 @@ def _refused(result: Declined) -> ApiError:
 def _too_many(whose: str, wait_s: float) -> ApiError:
     headers = {"Retry-After": str(math.ceil(wait_s))}
     return ApiError(429, "too_many_joins", f"too many joins {whose}", headers=headers)
-
-
-def _is_local(request: web.Request, peer: str) -> bool:
-    own = None if request.transport is None else request.transport.get_extra_info("sockname")
-    return is_loopback(peer) or (own is not None and peer == own[0])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final, assert_never
 
-from muster.protocol.ids import BadId, JobId, SessionId, TaskId
+from muster.protocol.ids import JobId, SessionId
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import (
     PROTOCOL_MAX,
@@ -44,7 +44,7 @@ from orchestrator.core.failures.stops import (
     was_killed,
 )
 from orchestrator.core.gangs.commands import commands_for_reported_task, tasks_on
-from orchestrator.core.gangs.silent_members import muted
+from orchestrator.core.gangs.silent_members import vouching_ended
 from orchestrator.core.gangs.task_reports import new_facts_from_report, time_limit_warnings
 from orchestrator.core.gangs.workdir_hint import add_workdir_hint
 from orchestrator.core.model.attempt import AttemptPhase
@@ -319,13 +319,13 @@ def _hello(
     drained: list[f.Fact] = []
     # An agent may report a task twice; the last report counts.
     for report in {report.task: report for report in hello.tasks}.values():
-        task = _task(state, report.task)
+        task = state.find_task(report.task)
         if task is None or task.node == hello.node:
             drained += survivor_facts(None, hello.node, report)
             drained += drain_for_unkillable(state, node, hello.node, task, report)
         if task is None or task.node != hello.node:
             continue
-        decision.facts += _muted(state, task, report, now, rebooted=rebooted)
+        decision.facts += _vouching_ended(state, task, report, now, rebooted=rebooted)
         if task.state in OVER:
             continue
         if rebooted and _may_have_run(task, report):
@@ -368,10 +368,10 @@ def _gone(state: State, task: Task, now: Instant, *, rebooted: bool) -> list[f.F
     """Return the end of a task that its node has not got any more."""
     proof = TaskProof.REBOOTED if rebooted else TaskProof.REPORTED
     reason = REBOOTED if rebooted else "its agent does not have it any more"
-    return [lost(task, reason, proof), *muted(state, task, now)]
+    return [lost(task, reason, proof), *vouching_ended(state, task, now)]
 
 
-def _muted(
+def _vouching_ended(
     state: State, task: Task, report: TaskReport, now: Instant, *, rebooted: bool
 ) -> list[f.Fact]:
     """Record that the task never vouches again if its node has stored a stop of it, or if it began
@@ -382,7 +382,7 @@ def _muted(
     """
     restored = state.jobs[task.job].is_restored(task.attempt)
     began_earlier = rebooted and (task.state is not TaskState.ASSIGNED or not restored)
-    return muted(state, task, now) if report.stop_stored or began_earlier else []
+    return vouching_ended(state, task, now) if report.stop_stored or began_earlier else []
 
 
 def _may_have_run(task: Task, report: TaskReport) -> bool:
@@ -420,19 +420,19 @@ def _report(
             changed = change_facts(state, name, changes, now)
             return Decision([heard, *changed], [a.Send(name, session, HeartbeatAck(sent_s))])
         case StacksReport():
-            task = _task(state, report.task)
+            task = state.find_task(report.task)
             if task is not None and task.node != name:
                 return Decision()
             return stack_dumps.answered(state, task, report, now)
         case TaskReport():
             node = state.nodes[name]
-            task = _task(state, report.task)
+            task = state.find_task(report.task)
             drained: list[f.Fact] = []
             if task is None or task.node == name:
                 drained += survivor_facts(node, name, report)
                 drained += drain_for_unkillable(state, node, name, task, report)
             if task is not None and task.node == name and report.stop_stored:
-                drained += muted(state, task, now)
+                drained += vouching_ended(state, task, now)
             if task is None or task.node != name or task.state in OVER:
                 commands = commands_for_reported_task(
                     state, name, report.task, report.state, limits
@@ -486,10 +486,3 @@ def _rest_of_report(
         return found
     # Before the news, so that the cause is on record before the exit.
     return [*ended, *found]
-
-
-def _task(state: State, name: TaskId) -> Task | None:
-    try:
-        return state.task(name)
-    except BadId:
-        return None

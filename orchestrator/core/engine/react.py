@@ -262,7 +262,7 @@ def _suspected(state: State, task: TaskId, now: Instant, limits: Limits) -> Deci
     attempt = state.jobs[job].attempt(number)
     if sum(t.id in state.suspects for t in attempt.present) > 1:
         return Decision()
-    timer = a.Timer(a.TimerKind.BLAME, job=job, attempt=number)
+    timer = a.Timer(a.TimerKind.FAILURE_CAUSE, job=job, attempt=number)
     return Decision([], [a.SetTimer(timer, now.mono + limits.blame_wait_s)])
 
 

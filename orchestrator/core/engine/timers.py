@@ -32,7 +32,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
     match timer.kind:
         case a.TimerKind.NODE:
             return node_timer_fired(state, timer.node, now, limits)
-        case a.TimerKind.WORD:
+        case a.TimerKind.PEER_REPORT:
             return word_timer_fired(state, timer.node, now, limits)
         case a.TimerKind.DRAIN:
             return drain_timer_fired(state, timer)
@@ -46,7 +46,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             | a.TimerKind.REFUSED
             | a.TimerKind.ARRANGE
             | a.TimerKind.START
-            | a.TimerKind.BLAME
+            | a.TimerKind.FAILURE_CAUSE
             | a.TimerKind.TRAFFIC
         ):
             attempt = state.attempt(timer.job, timer.attempt)
@@ -61,7 +61,7 @@ def decide_timer(state: State, timer: a.Timer, now: Instant, limits: Limits) -> 
             if attempt is None:
                 return Decision()
             return limit_timer_fired(state, state.jobs[timer.job], attempt, now)
-        case a.TimerKind.HANG | a.TimerKind.LOOK:
+        case a.TimerKind.HANG | a.TimerKind.STACKS:
             return stack_dumps.timer_fired(state, timer, now, limits)
         case a.TimerKind.IDLE:
             attempt = state.attempt(timer.job, timer.attempt)
@@ -90,7 +90,7 @@ def restart_timers(state: State, now: Instant, limits: Limits) -> list[a.Effect]
                 timer = a.Timer(a.TimerKind.REFUSED, job=job.id, attempt=attempt.number)
                 found.append(a.SetTimer(timer, now.mono + limits.refusal_wait_s))
             if _has_failed(attempt):
-                timer = a.Timer(a.TimerKind.BLAME, job=job.id, attempt=attempt.number)
+                timer = a.Timer(a.TimerKind.FAILURE_CAUSE, job=job.id, attempt=attempt.number)
                 found.append(a.SetTimer(timer, now.mono + limits.blame_wait_s))
             found += traffic_timer(job, attempt, now, limits)
     return found
@@ -153,7 +153,7 @@ def _overdue(
             if attempt.phase not in (AttemptPhase.PREPARING, AttemptPhase.ARRANGING):
                 return None
             return refusal_cause(attempt)
-        case a.TimerKind.BLAME:
+        case a.TimerKind.FAILURE_CAUSE:
             if attempt.phase is not AttemptPhase.RUNNING:
                 return None
             return _blamed(state, attempt, now, limits)
@@ -163,12 +163,12 @@ def _overdue(
             return not_used(state.jobs[attempt.job], proof_of(attempt))
         case (
             a.TimerKind.NODE
-            | a.TimerKind.WORD
+            | a.TimerKind.PEER_REPORT
             | a.TimerKind.RETRY
             | a.TimerKind.DRAIN
             | a.TimerKind.LIMIT
             | a.TimerKind.HANG
-            | a.TimerKind.LOOK
+            | a.TimerKind.STACKS
             | a.TimerKind.IDLE
             | a.TimerKind.QUEUE
         ):

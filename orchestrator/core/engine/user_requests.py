@@ -18,7 +18,7 @@ from muster.spec.units import duration_text
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
-from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.decision import Decision, answer
 from orchestrator.core.facts.effects import unknown_job
 from orchestrator.core.failures.stops import stop
 from orchestrator.core.gangs.launch import gang_of
@@ -50,9 +50,9 @@ def cancel(state: State, asked: s.CancelReceived) -> Decision:
     """Cancel a job. Idempotent; a stop that has begun may be shortened, never extended."""
     job = state.jobs.get(asked.job)
     if job is None:
-        return _answer(asked.request, unknown_job(asked.job))
+        return answer(asked.request, unknown_job(asked.job))
     if job.phase is JobPhase.ENDED:
-        return _answer(asked.request, a.Cancelled(job.id, already_ended=True))
+        return answer(asked.request, a.Cancelled(job.id, already_ended=True))
     decision, note = Decision(), ""
     if job.cancel is None or (asked.force and not job.cancel[3]):
         decision.facts.append(
@@ -109,9 +109,9 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
     """Apply all requested changes, or none."""
     job = state.jobs.get(asked.job)
     if job is None:
-        return _answer(asked.request, unknown_job(asked.job))
+        return answer(asked.request, unknown_job(asked.job))
     if asked.revisions is not None and job.revision not in asked.revisions:
-        return _answer(
+        return answer(
             asked.request,
             a.Declined(
                 a.CHANGED,
@@ -120,15 +120,15 @@ def change(state: State, asked: s.ChangeReceived, now: Instant) -> Decision:
             ),
         )
     if job.phase is JobPhase.ENDED:
-        return _answer(asked.request, _ended(job, "changed"))
+        return answer(asked.request, _ended(job, "changed"))
     declined = _unchangeable(state, job, asked, now) or _unholdable(job, asked)
     if declined is not None:
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     facts = [*_changed(job, asked), *_held(job, asked)]
     if facts and job.requests >= REQUESTS_MAX:
-        return _answer(asked.request, _changed_too_often(job))
+        return answer(asked.request, _changed_too_often(job))
     if facts and state.disk_full:
-        return _answer(asked.request, a.no_room(state.disk_full, "no job is changed"))
+        return answer(asked.request, a.no_room(state.disk_full, "no job is changed"))
     return Decision(facts, [a.Answer(asked.request, a.Changed(job.id, bool(facts)))])
 
 
@@ -136,16 +136,16 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
     """Send a signal to the ranks of a running job. The signal itself does not end the job."""
     job = state.jobs.get(asked.job)
     if job is None:
-        return _answer(asked.request, unknown_job(asked.job))
+        return answer(asked.request, unknown_job(asked.job))
     if job.phase is JobPhase.ENDED:
-        return _answer(asked.request, _ended(job, "signalled"))
+        return answer(asked.request, _ended(job, "signalled"))
     if asked.signal in _REFUSED:
         text, hint = _REFUSED[asked.signal]
         declined = a.Declined("signal_refused", text, hint.format(job=job.id))
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     attempt = job.current
     if attempt is None or job_state(job) is not JobState.RUNNING:
-        return _answer(
+        return answer(
             asked.request,
             a.Declined(
                 "not_running",
@@ -157,12 +157,12 @@ def signal(state: State, asked: s.SignalReceived) -> Decision:
             ),
         )
     if job.requests >= REQUESTS_MAX:
-        return _answer(asked.request, _changed_too_often(job))
+        return answer(asked.request, _changed_too_often(job))
     if state.disk_full:
-        return _answer(asked.request, a.no_room(state.disk_full, "no job is signalled"))
+        return answer(asked.request, a.no_room(state.disk_full, "no job is signalled"))
     found = _addressed(job, attempt, asked)
     if isinstance(found, a.Declined):
-        return _answer(asked.request, found)
+        return answer(asked.request, found)
     on, rank, nodes = found
     away = tuple(name for name in nodes if state.nodes[name].session is None)
     return Decision(
@@ -289,7 +289,3 @@ def _held(job: Job, asked: s.ChangeReceived) -> list[f.Fact]:
     if asked.hold is False and held:
         return [f.JobReleased(job.id, asked.user)]
     return []
-
-
-def _answer(request: a.RequestId, result: a.Result) -> Decision:
-    return Decision([], [a.Answer(request, result)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.core.facts.effects import Effect
+from orchestrator.core.facts.effects import Answer, Effect, RequestId, Result
 from orchestrator.core.facts.jobs import Fact
 
 
@@ -14,3 +14,8 @@ class Decision:
 
     facts: list[Fact] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
+
+
+def answer(request: RequestId, result: Result) -> Decision:
+    """Return the decision that only answers a request."""
+    return Decision([], [Answer(request, result)])

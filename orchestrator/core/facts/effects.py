@@ -16,18 +16,18 @@ RequestId = NewType("RequestId", int)
 
 class TimerKind(enum.Enum):
     NODE = "node"
-    WORD = "word"
+    PEER_REPORT = "peer_report"
     PREPARE = "prepare"
     REFUSED = "refused"
     ARRANGE = "arrange"
     START = "start"
-    BLAME = "blame"
+    FAILURE_CAUSE = "failure_cause"
     TRAFFIC = "traffic"
     LIMIT = "limit"
     RETRY = "retry"
     DRAIN = "drain"
     HANG = "hang"
-    LOOK = "look"
+    STACKS = "stacks"
     IDLE = "idle"
     QUEUE = "queue"
 

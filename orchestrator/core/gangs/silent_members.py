@@ -63,7 +63,7 @@ def may_vouch_yet(state: State, node: Node) -> bool:
     )
 
 
-def muted(state: State, task: Task, now: Instant) -> list[f.Fact]:
+def vouching_ended(state: State, task: Task, now: Instant) -> list[f.Fact]:
     """Return that this task vouches no more, of which its node has just given proof."""
     job = state.jobs[task.job]
     if task.mute_at is not None or not vouches(job, job.attempt(task.attempt)):

@@ -36,7 +36,7 @@ KILL_S: Final = 10.0
 SLACK_S: Final = 5.0
 """For the kill itself, on a busy node."""
 DRIFT: Final = 0.04
-"""How far two clocks may part: each by 2 %."""
+"""The drift between two clocks: each by 2 %."""
 LONG_DRIFT: Final = 0.042
 """The same for long leases, where the slack does not make up for 1.02 / 0.98 being over 1.04."""
 

@@ -13,7 +13,7 @@ from muster.protocol.tokens import TokenClass
 
 _DAY_S: Final = 86400.0
 _REVOKED_MAX: Final = 1000
-_BURNT_MAX: Final = 10_000
+_RETIRED_MAX: Final = 10_000
 
 
 class KnownUser(msgspec.Struct, frozen=True):
@@ -163,15 +163,15 @@ class Joined(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Enrolment:
-    """Join secrets by id, and nodes with a certificate by name. `burnt` has the newest keys that
-    are accepted no more, each with its node.
+    """Join secrets by id, and nodes with a certificate by name. `retired_keys` has the newest keys
+    that are accepted no more, each with its node.
     """
 
     secrets: dict[str, JoinSecret] = field(default_factory=dict)
     nodes: dict[NodeName, Joined] = field(default_factory=dict)
     owners: dict[str, NodeName] = field(default_factory=dict)  # by fingerprint: all of `nodes`
     waiting: int = 0  # nodes that wait for an operator
-    burnt: dict[str, NodeName] = field(default_factory=dict)
+    retired_keys: dict[str, NodeName] = field(default_factory=dict)
 
     def put(self, name: NodeName, joined: Joined | None) -> None:
         """Replace what is known of a node; None forgets it."""
@@ -184,13 +184,13 @@ class Enrolment:
             self.waiting += joined.waiting is not None
             self.owners.update(dict.fromkeys(_fingerprints(joined), name))
 
-    def burn(self, name: NodeName) -> None:
+    def retire_keys(self, name: NodeName) -> None:
         """Remember the keys of a node as those that nobody joins with any more."""
         for key in self.nodes.get(name, Joined()).accepted:
-            self.burnt.pop(key.key_sha256, None)
-            self.burnt[key.key_sha256] = name
-        while len(self.burnt) > _BURNT_MAX:
-            del self.burnt[next(iter(self.burnt))]
+            self.retired_keys.pop(key.key_sha256, None)
+            self.retired_keys[key.key_sha256] = name
+        while len(self.retired_keys) > _RETIRED_MAX:
+            del self.retired_keys[next(iter(self.retired_keys))]
 
     def key(self, fingerprint: str) -> tuple[NodeName, NodeKey] | None:
         """Return the node and the accepted certificate with this fingerprint, or None."""

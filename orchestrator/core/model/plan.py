@@ -149,7 +149,7 @@ class PlannedEnd(msgspec.Struct, frozen=True):
 
 
 Sights = dict[NodeName, tuple[Any, ...]]
-"""What a pass has seen of each node."""
+"""The nodes as a pass has seen them."""
 
 
 class QueuePlan(msgspec.Struct, frozen=True):
@@ -191,7 +191,7 @@ Size = tuple[str, int | None, int]
 """The pool, the GPUs of each node (None: whole nodes) and the number of nodes."""
 BUCKETS_PER_OCTAVE: Final = 2
 _SHARE: Final = 0.999
-"""Of the shortest limit of a bucket, because logarithms are rounded."""
+"""Tolerance of the shortest limit of a bucket, because logarithms are rounded."""
 
 
 def size_of(spec: JobSpec) -> Size:

@@ -10,7 +10,7 @@ import msgspec
 
 REGISTRATIONS_AT_ONCE: Final = 16
 REGISTRATION_EVERY_S: Final = 600.0
-"""One node may be registered so often at once, and once more after each such time."""
+"""Number of registrations of one node at once, and the time after which it has one more."""
 CONNECTIONS_AT_ONCE: Final = 60
 CONNECTION_EVERY_S: Final = 2.0
 """The same for its connections: each records the tasks that it cuts off and brings back."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from muster.fabric.traffic_verdict import Proof
-from muster.protocol.ids import JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
+from muster.protocol.ids import BadId, JobId, NodeName, SessionId, TaskId, parse_task_id, task_id
 from muster.protocol.link.control_channel import (
     Inventory,
     Prepared,
@@ -443,6 +443,13 @@ class State:
         job, number, rank = parse_task_id(name)
         owner = self.jobs.get(job)
         return None if owner is None else owner.task(number, rank)
+
+    def find_task(self, name: TaskId) -> Task | None:
+        """Return the task with this id, or None, also if `name` is not a task id."""
+        try:
+            return self.task(name)
+        except BadId:
+            return None
 
 
 def make_tasks(

@@ -249,7 +249,7 @@ def _begin(
         tuple(notes),
         judges=request is None,
     )
-    timer = a.Timer(a.TimerKind.LOOK, job=job.id, attempt=attempt.number)
+    timer = a.Timer(a.TimerKind.STACKS, job=job.id, attempt=attempt.number)
     return Decision([begun], [*sends, a.SetTimer(timer, until if awaited else now.mono)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.protocol.hosts_file import BadHost, breaks_line, check_address, check_name
-from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, TaskId, check_node_name
+from muster.protocol.ids import NODE_NAME_CHARS_MAX, BadId, check_node_name
 from muster.protocol.instant import Instant
 from muster.protocol.link.control_channel import PROTOCOL_MAX, PROTOCOL_MIN, Hello, Refused
 from muster.protocol.link.inventory_bounds import inventory_problem
@@ -16,7 +16,7 @@ from muster.protocol.text import count
 from muster.spec.roles import MAX_NPROC
 from orchestrator.core.gangs.silent_members import may_vouch_yet
 from orchestrator.core.model.node import SILENT, LinkState
-from orchestrator.core.model.state import Node, State, Task
+from orchestrator.core.model.state import Node, State
 from orchestrator.core.model.task import OVER
 from orchestrator.core.nodes.crash_loops import another_life
 
@@ -27,7 +27,7 @@ NAME_CODES: Final = ("duplicate_name", "duplicate_identity")
 """Refusal codes for a second agent of the same name or identity."""
 
 OUTDATED_WITHIN_S: Final = 600.0
-"""How long after a node was last heard its newest Hello makes earlier ones outdated.
+"""Seconds after a node's last message for which its newest Hello makes earlier ones outdated.
 
 No connection delivers one so late, as it has to say hello within seconds. A clock may go back, as
 that of a virtual machine restored from a snapshot does: then the node can connect after this time.
@@ -223,7 +223,7 @@ def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
     The coordinator would order it to stop them, as they belong to the old node.
     """
     for report in hello.tasks:
-        task = _task(state, report.task)
+        task = state.find_task(report.task)
         if task is None or task.node == hello.node or task.state in OVER:
             continue
         was = state.nodes[task.node]
@@ -236,13 +236,6 @@ def _refuse_renamed(state: State, hello: Hello) -> Refused | None:
                 f"ended; or end them with: muster node lost {was.name}",
             )
     return None
-
-
-def _task(state: State, name: TaskId) -> Task | None:
-    try:
-        return state.task(name)
-    except BadId:
-        return None
 
 
 def _refuse_beside(state: State, hello: Hello, peer: str) -> Refused | None:

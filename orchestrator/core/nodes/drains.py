@@ -17,7 +17,7 @@ from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts import jobs as f
 from orchestrator.core.facts import service as sf
-from orchestrator.core.facts.decision import Decision
+from orchestrator.core.facts.decision import Decision, answer
 from orchestrator.core.failures.stops import stop, stop_or_leave
 from orchestrator.core.gangs.commands import tasks_on
 from orchestrator.core.model.attempt import AttemptPhase
@@ -42,7 +42,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     """
     node = state.nodes.get(asked.node)
     if node is None:
-        return _answer(asked.request, unknown_node(asked.node))
+        return answer(asked.request, unknown_node(asked.node))
     before, fact = (
         node.drain,
         sf.NodeDrained(
@@ -56,7 +56,7 @@ def drain(state: State, asked: s.DrainReceived) -> Decision:
     # A new deadline counts from now, so such a request is never identical.
     same = before is not None and not asked.deadline_s and _says(before) == _says(fact)
     if before is not None and not same and state.disk_full:
-        return _answer(asked.request, a.no_room(state.disk_full, "no drain is changed"))
+        return answer(asked.request, a.no_room(state.disk_full, "no drain is changed"))
     return Decision(
         [] if same else [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, not same))]
     )
@@ -66,14 +66,14 @@ def resume(state: State, asked: s.ResumeReceived, now: Instant) -> Decision:
     """Put a node back into service, unless a check finds problems."""
     node = state.nodes.get(asked.node)
     if node is None:
-        return _answer(asked.request, unknown_node(asked.node))
+        return answer(asked.request, unknown_node(asked.node))
     if node.in_service and not node.faults:
-        return _answer(asked.request, a.NodeServiceChanged(node.name, anything=False))
+        return answer(asked.request, a.NodeServiceChanged(node.name, anything=False))
     found = resume_problems(state, node, now) if asked.check else ()
     if found:
-        return _answer(asked.request, unfit_to_resume(node, found))
+        return answer(asked.request, unfit_to_resume(node, found))
     if state.disk_full:
-        return _answer(asked.request, a.no_room(state.disk_full, "no node is resumed"))
+        return answer(asked.request, a.no_room(state.disk_full, "no node is resumed"))
     fact = sf.NodeResumed(node.name, asked.user)
     return Decision(
         [fact], [a.Answer(asked.request, a.NodeServiceChanged(node.name, anything=True))]
@@ -85,7 +85,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
     node = state.nodes.get(asked.node)
     if node is None:
         if asked.node not in state.enrolment.nodes:
-            return _answer(asked.request, unknown_node(asked.node))
+            return answer(asked.request, unknown_node(asked.node))
         # It has joined, and never connected.
         return _removed(state, asked)
     if node.session is not None or node.link is LinkState.CONNECTED:
@@ -95,7 +95,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             f"stop its agent there (systemctl disable --now muster-agent), then: muster node "
             f"remove {node.name}",
         )
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     if node.holders:
         held = jobs_named(node.holders)
         declined = a.Declined(
@@ -103,7 +103,7 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             f"{node.name} cannot be reached, and may still run {held}",
             f"start its agent; if it is gone for good, first: muster node lost {node.name}",
         )
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     ending = [
         (job.id, job.current.number)
         for job in state.jobs.values()
@@ -115,20 +115,20 @@ def remove(state: State, asked: s.RemoveReceived) -> Decision:
             f"{node.name} belongs to {jobs_named(ending)}, which has not ended on another node",
             "wait until the job has ended: muster show says what it waits for",
         )
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     if node.name in state.awaited or state.unknown.on(node.name):
         declined = a.Declined(
             "node_awaited",
             f"{node.name} has not answered after the restore, and may still run a job",
             f"start its agent; if nothing of a job runs there: muster node lost {node.name}",
         )
-        return _answer(asked.request, declined)
+        return answer(asked.request, declined)
     return _removed(state, asked)
 
 
 def _removed(state: State, asked: s.RemoveReceived) -> Decision:
     if state.disk_full:
-        return _answer(asked.request, a.no_room(state.disk_full, "no node is removed"))
+        return answer(asked.request, a.no_room(state.disk_full, "no node is removed"))
     fact = sf.NodeRemoved(asked.node, asked.user)
     return Decision(
         [fact], [a.Answer(asked.request, a.NodeServiceChanged(asked.node, anything=True))]
@@ -267,7 +267,3 @@ def _end(state: State, task: Task, cause: Cause, *, over: bool, force: bool) -> 
 
 def _says(what: Drain | sf.NodeDrained) -> tuple[str, str, float | None, bool, bool]:
     return what.user, what.reason, what.deadline_s, bool(what.jobs), what.after_checkpoint
-
-
-def _answer(request: a.RequestId, result: a.Result) -> Decision:
-    return Decision([], [a.Answer(request, result)])

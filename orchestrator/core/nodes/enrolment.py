@@ -12,7 +12,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from muster.http.enrolment import KEY_BURNT
+from muster.http.enrolment import KEY_RETIRED
 from muster.protocol.certificate_ends import end_warning
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Refused
@@ -161,7 +161,7 @@ def _end_text(key: NodeKey | None, now: float) -> str:
     return f"{said}: the agent's log has `certificate_not_renewed` and the reason"
 
 
-def unheard(state: State) -> list[NodeName]:
+def never_connected(state: State) -> list[NodeName]:
     """Return the nodes that have joined, or wait for an operator, and never said hello."""
     return [name for name in state.enrolment.nodes if name not in state.nodes]
 
@@ -203,15 +203,15 @@ def apply_enrolment(enrolment: Enrolment, fact: ef.OfEnrolment, at: float) -> No
             enrolment.put(node, _after_join(enrolment.nodes.get(node), key, peer, at, waits=waits))
         case ef.NodeAccepted(node):
             accepted = enrolment.nodes[node]
-            enrolment.burn(node)
+            enrolment.retire_keys(node)
             if accepted.waiting is not None:
-                enrolment.burnt.pop(accepted.waiting.key_sha256, None)
+                enrolment.retired_keys.pop(accepted.waiting.key_sha256, None)
             enrolment.put(node, Joined(current=accepted.waiting, since=at, origin=accepted.peer))
         case ef.NodeRejected(node):
             left = replace(enrolment.nodes[node], waiting=None, peer="")
             enrolment.put(node, left if left.accepted or left.revoked else None)
         case ef.NodeRevoked(node, _, why):
-            enrolment.burn(node)
+            enrolment.retire_keys(node)
             ended = replace(enrolment.nodes[node], current=None, next=None, previous=())
             enrolment.put(node, replace(ended, revoked=True, why=why))
         case ef.JoinedRefused(node, why):
@@ -264,15 +264,15 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
     known = joined is not None or asked.node in state.nodes
     if not known and len(state.enrolment.nodes) >= limits.nodes_max:
         return a.Declined("too_many_nodes", f"{limits.nodes_max} nodes are known, the limit")
-    if not known and len(unheard(state)) >= limits.new_nodes_per_hour:
+    if not known and len(never_connected(state)) >= limits.new_nodes_per_hour:
         return a.Declined(
             "too_many_joined",
             f"{limits.new_nodes_per_hour} nodes have joined and never connected, the limit",
             "find out why their agents do not connect, or forget them: muster node remove",
         )
-    burnt = _refuse_key(state.enrolment, asked.key.key_sha256, asked.node)
-    if burnt is not None:
-        return burnt
+    retired = _refuse_key(state.enrolment, asked.key.key_sha256, asked.node)
+    if retired is not None:
+        return retired
     same = _is_same_machine(state, asked)
     other = None if joined is None else joined.waiting
     if joined and other and not same and other.key_sha256 != asked.key.key_sha256:
@@ -382,7 +382,7 @@ def _is_same_machine(state: State, asked: s.JoinReceived) -> bool:
 
 def _refuse_key(enrolment: Enrolment, key_sha256: str, node: NodeName) -> a.Declined | None:
     """Return why no machine joins as `node` with this key, or None."""
-    holder = enrolment.burnt.get(key_sha256)
+    holder = enrolment.retired_keys.get(key_sha256)
     why = f"it was {holder}'s, and is not accepted any more" if holder else ""
     for name, joined in enrolment.nodes.items():
         waiting = () if joined.waiting is None else (joined.waiting,)
@@ -390,7 +390,7 @@ def _refuse_key(enrolment: Enrolment, key_sha256: str, node: NodeName) -> a.Decl
             why = f"it is {name}'s"
     if not why:
         return None
-    return a.Declined(KEY_BURNT, f"no machine can join as {node} with this key: {why}")
+    return a.Declined(KEY_RETIRED, f"no machine can join as {node} with this key: {why}")
 
 
 def _bad_secret(why: str) -> a.Declined:

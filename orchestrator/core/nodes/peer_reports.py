@@ -63,7 +63,7 @@ def on_peers_unreachable(state: State, task: Task, now: Instant, limits: Limits)
 
 def word_timer(state: State, name: NodeName) -> list[a.Effect]:
     """Return the timer for when the reports of a newly connected node count."""
-    timer = a.Timer(a.TimerKind.WORD, node=name)
+    timer = a.Timer(a.TimerKind.PEER_REPORT, node=name)
     return [a.SetTimer(timer, _counts_from(state.nodes[name]))]
 
 

@@ -9,12 +9,12 @@ from muster.protocol.timestamp import timestamp
 from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.people import Joined
 from orchestrator.core.model.state import State
-from orchestrator.core.nodes.enrolment import certificate_warnings, unheard
+from orchestrator.core.nodes.enrolment import certificate_warnings, never_connected
 
 
 def listed_names(state: State) -> list[NodeName]:
     """Return the names of all nodes, with those that have joined and never said hello."""
-    return [*state.nodes, *unheard(state)]
+    return [*state.nodes, *never_connected(state)]
 
 
 def joined_seen(state: State, name: NodeName, now: Instant) -> h.NodeView:

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from agent.gang import name_check
-from agent.gang.name_check import Findings, Resolver, look_before, prove
+from agent.gang.name_check import Findings, Resolver, check_before_write, check_names
 
 TABLE = (("node-a", "10.0.0.1"), ("gpu-a", "10.0.0.1"), ("node-b", "10.0.0.2"))
 OTHERS = {"10.0.0.2": ("192.168.0.2",)}
@@ -41,7 +41,7 @@ class Book(Resolver):
 
 def look(book: Book) -> Findings:
     """Return the final findings; each reading of the clock advances it by a second."""
-    return prove(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
+    return check_names(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
 
 
 def test_names_that_lead_there_and_back_are_proved() -> None:
@@ -114,7 +114,7 @@ def test_a_cache_that_has_not_seen_the_file_yet_is_given_time() -> None:
         if len(paused) == 3:
             book.names["node-b"] = ["10.0.0.2"]
 
-    assert prove(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
+    assert check_names(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
     assert len(paused) == 3
 
 
@@ -142,7 +142,7 @@ def test_the_time_that_looking_takes_counts() -> None:
         nonlocal paused
         paused += 1
 
-    assert prove(TABLE, OTHERS, OWN, Slow(), pause=pause, clock=lambda: now).problems
+    assert check_names(TABLE, OTHERS, OWN, Slow(), pause=pause, clock=lambda: now).problems
     assert paused == 0
 
 
@@ -160,12 +160,14 @@ def test_a_table_is_not_gone_through_for_each_of_its_names() -> None:
     table = Counted((f"n{number}", f"10.0.{number}.1") for number in range(200))
     book = Book({name: [address] for name, address in table}, {a: n for n, a in table})
     reads = 0
-    assert prove(table, {}, "", book) == Findings()
+    assert check_names(table, {}, "", book) == Findings()
     assert reads == 2
 
 
 def before(book: Book) -> Findings:
-    return look_before(TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__)
+    return check_before_write(
+        TABLE, OTHERS, OWN, book, pause=lambda _: None, clock=count().__next__
+    )
 
 
 def test_names_that_nobody_knows_are_free() -> None:
@@ -214,7 +216,7 @@ def test_a_name_that_led_elsewhere_a_moment_ago_is_asked_for_again() -> None:
     def pause(_: float) -> None:
         book.names["node-b"] = []
 
-    assert look_before(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
+    assert check_before_write(TABLE, OTHERS, OWN, book, pause=pause) == Findings()
 
 
 def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

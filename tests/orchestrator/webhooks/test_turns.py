@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.webhooks.turns import PAUSE_MAX_S, SLOW_S, Server, Turns, UnusedTurnError
+from orchestrator.webhooks.turns import PAUSE_MAX_S, SLOW_S, RequestSlots, Server, UnusedTurnError
 
 NAME = ("https", "hooks.example.com", 443)
 
@@ -34,7 +34,7 @@ def test_only_a_request_without_an_answer_is_a_hang(
     error: Exception, hangs: int, slow: bool
 ) -> None:
     async def main() -> None:
-        turns = Turns(0.0)
+        turns = RequestSlots(0.0)
         server = turns.server(NAME)
         server.hung(0.0, 0.0)
         with pytest.raises(type(error)):

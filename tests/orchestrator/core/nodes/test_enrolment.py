@@ -307,7 +307,7 @@ def test_a_secret_for_one_node_is_good_for_one_name() -> None:
     site.give(secret())
     assert site.code(join("a1")) == ""
     # `muster join` makes another key, for which the secret is used up.
-    assert site.code(join("a2", "gpu-02")) == "key_burnt"
+    assert site.code(join("a2", "gpu-02")) == "key_retired"
     assert site.code(join("b1", "gpu-02")) == "bad_join_secret"
     assert site.code(join("a2")) == ""
 
@@ -397,15 +397,15 @@ def test_a_key_that_belongs_to_a_node_lets_nobody_in_as_another(secret_name: str
     before = len(site.facts)
     result = site.give(join("a2", "gpu-02", secret_name))
     assert isinstance(result, a.Declined)
-    assert (result.code, len(site.facts)) == ("key_burnt", before)
+    assert (result.code, len(site.facts)) == ("key_retired", before)
     assert "with this key: it is gpu-01's" in result.text
     # One that waits belongs to its node, too, and so does one that was renewed.
     assert site.code(join("w1")) == "waits"
-    assert site.code(join("w2", "gpu-02")) == "key_burnt"
+    assert site.code(join("w2", "gpu-02")) == "key_retired"
     site.give(renew("a1", "b1"))
     hello(site, "b1")
-    assert site.code(join("a2", "gpu-02")) == "key_burnt"
-    assert site.code(join("b2", "gpu-02")) == "key_burnt"
+    assert site.code(join("a2", "gpu-02")) == "key_retired"
+    assert site.code(join("b2", "gpu-02")) == "key_retired"
 
 
 def test_a_key_that_was_revoked_or_replaced_is_good_for_no_name() -> None:
@@ -418,28 +418,28 @@ def test_a_key_that_was_revoked_or_replaced_is_good_for_no_name() -> None:
         for node in ("gpu-01", "gpu-02"):
             result = site.give(join(cert, node))
             assert isinstance(result, a.Declined)
-            assert result.code == "key_burnt"
+            assert result.code == "key_retired"
             assert "it was gpu-01's, and is not accepted any more" in result.text
-    # The machine's new key is accepted, and the one of the machine that it replaces burnt.
+    # The machine's new key is accepted, and the one of the machine that it replaces retired.
     assert site.code(join("c1")) == "waits"
     site.give(s.AcceptReceived(REQUEST, GPU, "ada"))
     assert site.code(join("d1")) == "waits"
     site.give(s.AcceptReceived(REQUEST, GPU, "ada"))
-    assert site.code(join("c2", "gpu-03")) == "key_burnt"
+    assert site.code(join("c2", "gpu-03")) == "key_retired"
     again = State()
     for fact, at in site.facts:
         apply(again, fact, at)
     assert again.enrolment == site.state.enrolment
 
 
-def test_the_keys_that_are_burnt_are_bounded() -> None:
+def test_the_keys_that_are_retired_are_bounded() -> None:
     known = Enrolment()
     for number in range(10_050):
         known.put(GPU, Joined(current=NodeKey(f"f{number}", f"k{number}", 1e9)))
-        known.burn(GPU)
-    assert len(known.burnt) == 10_000
-    assert "k10049" in known.burnt
-    assert "k49" not in known.burnt
+        known.retire_keys(GPU)
+    assert len(known.retired_keys) == 10_000
+    assert "k10049" in known.retired_keys
+    assert "k49" not in known.retired_keys
 
 
 def test_a_join_with_the_key_before_a_renewal_that_was_not_shown_waits() -> None:
