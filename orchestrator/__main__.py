@@ -16,6 +16,7 @@ import resource
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -97,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _restore(config, copy, go=arguments.go)
         daemon_logging.configure(level=config.log.level, fmt=config.log.format)
         _raise_file_limit()
-        asyncio.run(serve(config))
+        read = partial(load, file=arguments.config, environ=os.environ)
+        asyncio.run(serve(config, read))
     except (ConfigError, TlsError) as error:
         return _complain(verb, str(error), 2)
     except TaskEndedError as error:

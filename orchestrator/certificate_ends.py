@@ -10,9 +10,12 @@ from typing import Final, Never
 import structlog
 
 from muster.daemon.clock import Clock
+from muster.daemon.errors import TlsError
+from muster.daemon.tls import Renewed
 from muster.protocol.certificate_ends import end_warning
 
 _LOOK_EVERY_S: Final = 86400.0
+_RENEW_EVERY_S: Final = 1.0
 _NODES_LOGGED: Final = 20
 
 _log = structlog.get_logger("coordinator.certificates")
@@ -71,6 +74,25 @@ class CertificateEnds:
             _log.warning("certificate_ends", why=why)
         if more := len(of_nodes[_NODES_LOGGED:]):
             _log.warning("certificate_ends", why=f"those of {more} more nodes end: muster nodes")
+
+    async def follow(self, certificate: Renewed) -> Never:
+        """Reload a certificate that is served when its files change. Because certificate and key
+        change one after the other, they may not match for a moment.
+        """
+        warned = ""
+        while True:
+            await asyncio.sleep(_RENEW_EVERY_S)
+            problem = ""
+            try:
+                if certificate.look():
+                    _log.info("certificate_read")
+                    await asyncio.to_thread(self.read)
+            except TlsError as error:
+                problem = str(error)
+            if problem and problem != warned:
+                done = "the previous one stays in use"
+                _log.error("certificate_unreadable", why=problem, done=done)
+            warned = problem
 
     async def watch(self) -> Never:
         """Read the files, and log their warnings, at once and then daily."""

@@ -63,14 +63,15 @@ class ListenAgents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Joining of nodes. With `approve`, each new node waits for `muster node accept`. `run_as` and
-    `address` are printed in the lines for nodes. `certificate_s` is the lifetime of a node's
-    certificate, which is renewed at two thirds of it. `wheels` is a directory filled by `muster
-    up`, from which nodes without a package index install Muster.
+    """Joining of nodes. With `approve`, each new node waits for `muster node accept`. `run_as`,
+    `python` and `address` are printed in the lines for nodes. `certificate_s` is the lifetime of a
+    node's certificate, which is renewed at two thirds of it. `wheels` is a directory filled by
+    `muster up`, from which nodes without a package index install Muster.
     """
 
     approve: bool = False
     run_as: str = ""
+    python: str = ""
     address: str = ""
     certificate_s: Annotated[float, msgspec.Meta(ge=60, le=10 * 366 * 86400)] = 90 * 86400.0
     wheels: Path | None = None

@@ -29,7 +29,7 @@ class Wheels(NamedTuple):
 class EnrolmentSettings:
     """The CA that signs certificates of nodes, the port of agents, the certificates' lifetime,
     `approve` if new nodes wait for an operator, the site's `run_as`, the HOST:PORT of the
-    coordinator, its certificate, and the directory of wheels.
+    coordinator, its certificate, the directory of wheels, and the interpreter of jobs on nodes.
     """
 
     authority: Authority
@@ -40,6 +40,7 @@ class EnrolmentSettings:
     address: str = ""
     cert: Path | None = None
     wheels: Path | None = None
+    python: str = ""
     _logged: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def read_wheels(self) -> Wheels | None:
@@ -92,4 +93,5 @@ def enrolment_settings(config: CoordinatorConfig) -> EnrolmentSettings | None:
         join.address,
         tls.cert,
         join.wheels,
+        join.python,
     )

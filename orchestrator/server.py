@@ -5,7 +5,7 @@ import errno
 import gc
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Never
@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from muster.daemon.clock import Clock, SystemClock
-from muster.daemon.errors import DaemonError, TlsError
+from muster.daemon.errors import DaemonError
 from muster.daemon.listen_address import listeners
 from muster.daemon.sd_notify import Notifier
 from muster.daemon.task_owner import TaskOwner
@@ -37,6 +37,7 @@ from orchestrator.core.nodes.enrolment import end_warnings
 from orchestrator.enrolment import EnrolmentSettings, enrolment_settings
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.writer import JournalWriter
+from orchestrator.reload import Reload
 from orchestrator.shell.agent_sessions import AgentSessions
 from orchestrator.shell.audit import AuditLog
 from orchestrator.shell.bundles.collector import BundleCollector
@@ -60,7 +61,6 @@ _SHUTDOWN_S: Final = 1.0
 # A node is suspect, and its connection is closed, after this many missed heartbeats.
 _SILENT_BEATS: Final = 2
 _LAG_EVERY_S: Final = 1.0
-_RENEW_EVERY_S: Final = 1.0
 
 _log = structlog.get_logger("muster.coordinator")
 
@@ -98,8 +98,10 @@ class _Parts:
     certificates: CertificateEnds
 
 
-async def serve(config: CoordinatorConfig) -> None:
-    """Run until SIGTERM or SIGINT. Raises DaemonError."""
+async def serve(config: CoordinatorConfig, read: Callable[[], CoordinatorConfig]) -> None:
+    """Run until SIGTERM or SIGINT. At SIGHUP, `read` the configuration again. Raises
+    DaemonError.
+    """
     clock = SystemClock()
     certificate = None if config.tls is None else Renewed(config.tls.cert, config.tls.key)
     of_agents = _of_agents(config)
@@ -127,6 +129,9 @@ async def serve(config: CoordinatorConfig) -> None:
         parts = _build(config, state, writer, clock, known, secret, ca, joining)
         with ShortCollections():
             async with parts.owner:
+                reload = Reload(config, read, parts.coordinator)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.asked.set)
+                parts.owner.spawn(reload.run(), name="reload", eternal=True)
                 servers = await _start(parts, config, epoch, certificate, of_agents)
                 await parts.owner.run_until(stop)
                 await _stop(parts, servers)
@@ -298,7 +303,7 @@ async def _start(
     parts.owner.spawn(parts.runner.app[OPEN_REQUESTS].watch(), name="tokens", eternal=True)
     for each in (certificate, of_agents):
         if each is not None:
-            parts.owner.spawn(_renew(each), name="certificate", eternal=True)
+            parts.owner.spawn(parts.certificates.follow(each), name="certificate", eternal=True)
     parts.owner.spawn_monitor(parts.certificates.watch, name="certificate-ends")
     await parts.runner.setup()
     try:
@@ -326,24 +331,6 @@ async def _measure_lag(lag: Histogram) -> Never:
         due = loop.time() + _LAG_EVERY_S
         await asyncio.sleep(_LAG_EVERY_S)
         lag.add(max(0.0, loop.time() - due))
-
-
-async def _renew(certificate: Renewed) -> Never:
-    """Reload the certificate. Because certificate and key change one after the other, they may not
-    match for a moment.
-    """
-    warned = ""
-    while True:
-        await asyncio.sleep(_RENEW_EVERY_S)
-        problem = ""
-        try:
-            if certificate.look():
-                _log.info("certificate_read")
-        except TlsError as error:
-            problem = str(error)
-        if problem and problem != warned:
-            _log.error("certificate_unreadable", why=problem, done="the previous one stays in use")
-        warned = problem
 
 
 async def _watchdog(notifier: Notifier, coordinator: Coordinator, every_s: float) -> Never:

@@ -41,6 +41,8 @@ _READ_EARLY = re.compile(
     r"|OPENSSL_|PYTORCH_"
     r"|TORCH_(ALLOW|BLAS|CPP|CUSTOM|DEVICE|DISTRIBUTED_DEBUG|LINALG|LOGS|ROCM|SHOW|TRACE)"
 )
+# Intel's and LLVM's OpenMP read KMP_*. GNU's, which torch's own builds have, does not.
+_READS_KMP = re.compile(r"/lib(i?omp|kmp)")
 # Somebody copied all variables.
 _ALL = "*"
 _DIED = "the fork server has died"
@@ -64,6 +66,7 @@ class RankForkServer:
         # The environment in which the modules are loaded, and who has read which variable.
         self._env = env
         self._read: dict[str, str] = {}
+        self._kmp_is_read = True
 
     def connect(self, channel: socket.socket, pid: int) -> None:
         self._channel, self._pid = channel, pid
@@ -74,8 +77,9 @@ class RankForkServer:
         while "loading" in report:
             self._preloaded.append(report["loading"])
             report = self._receive(_PRELOAD_S, f" while it imported {report['loading']}")
-        self.preload_s = report.get("seconds", 0.0)
+        self.preload_s = report.get("seconds", 0.0) if self._preloaded else 0.0
         self._read = report.get("read", {})
+        self._kmp_is_read = report.get("kmp_is_read", True)
 
     def await_proof(self) -> None:
         """Wait for the end of the trial, once."""
@@ -122,7 +126,8 @@ class RankForkServer:
             if name == "OMP_NUM_THREADS" and is_count and name not in self._read:
                 continue
             module = self._read.get(name) or self._read.get(_ALL)
-            if module or _READ_EARLY.match(name):
+            is_read = self._kmp_is_read or not name.startswith("KMP_")
+            if module or (is_read and _READ_EARLY.match(name)):
                 module = module or "torch"
                 return f"{name} had another value when {module} was imported"
         return ""
@@ -297,7 +302,8 @@ def _serve(
         for name in preload:
             _send(channel, {"loading": name})
             _load(safety, before, reads, name)
-        _send(channel, {"seconds": time.monotonic() - began, "read": reads.readers})
+        took = time.monotonic() - began
+        _send(channel, {"seconds": took, "read": reads.readers, "kmp_is_read": _kmp_is_read()})
         began = time.monotonic()
         try:
             several = f"one of {', '.join([imported, *preload])}"
@@ -432,6 +438,12 @@ def _hidden(argv: list[str]) -> str:
         if name.endswith((".py", ".so")) or os.path.isfile(package):
             return f"{path} has the name of a loaded module"
     return ""
+
+
+def _kmp_is_read() -> bool:
+    """True if a library is loaded that has read variables which begin with KMP_."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return any(_READS_KMP.search(line) for line in file)
 
 
 def _send(channel: socket.socket, message: Message) -> None:

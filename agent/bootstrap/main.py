@@ -99,7 +99,7 @@ def main() -> None:
     # Imports make almost no garbage, and the search for it takes a sixth of their time.
     thresholds = gc.get_threshold()
     gc.set_threshold(0)
-    forks = Forks() if os.environ.get("MUSTER_START_METHOD") == "fork" else None
+    forks = Forks(asked=os.environ.get("MUSTER_START_METHOD") == "fork")
     try:
         torchrun = importlib.import_module("torch.distributed.run")
         launch = _import_launcher(launcher)
@@ -111,9 +111,9 @@ def main() -> None:
         text = f"Importing torch into {sys.executable} failed: {type(error).__name__}: {error}"
         shim.send({"t": "failed", "code": "bootstrap_failed", "text": text})
         raise
-    program = forks.start(launcher) if forks is not None else None
+    program = forks.start(launcher)
     _collect_garbage(thresholds)
-    if forks is not None and program is not None:
+    if program is not None:
         # This process is a rank.
         shim.forget()
         forks.rank.run(program)
@@ -121,8 +121,7 @@ def main() -> None:
     shim.send({"t": "hello", "versions": versions})
     start = shim.await_start()
     _take_environment(start["env"])
-    if forks is not None:
-        forks.once = _starts_ranks_once(start["argv"])
+    forks.once = _starts_ranks_once(start["argv"])
     watchers = _watch_ranks(shim, forks, deepspeed=launcher == "deepspeed")
     _leave_signals_to(shim, watchers)
     # torchrun's parser takes the last of two equal options: the job's own arguments win.
@@ -142,21 +141,23 @@ def main() -> None:
     finally:
         for watcher in watchers:
             watcher.join(LAST_WORDS_S)
-        if forks is not None:
-            forks.end("the job has ended")
+        forks.end("the job has ended")
 
 
 class Forks:
-    """The start of ranks by fork, and the report on it. An error in it only means cold starts."""
+    """The start of ranks, by fork if `asked`, and the report on it. Errors mean cold starts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, asked: bool) -> None:
         # True if torchrun starts each rank of the node once.
         self.once = False
+        self._asked = asked
         self._why_cold = self._reported = ""
         self._import_s = 0.0
         self._server: Any = None
         self._pid = os.getpid()
         self._began = time.monotonic()
+        if not asked:
+            return
         try:
             self._module, self._safety, self.rank = (
                 _part(name) for name in ("fork_server", "fork_safety", "forked_rank")
@@ -170,7 +171,7 @@ class Forks:
     def start(self, launcher: str) -> list[str] | None:
         """Start the server. Returns None, and in each rank the words of its program."""
         self._import_s = time.monotonic() - self._began
-        if self._why_cold:
+        if self._why_cold or not self._asked:
             return None
         imported = "accelerate" if launcher == "accelerate" else "torch"
         preload = os.environ.get("MUSTER_PRELOAD", "").split()
@@ -188,11 +189,12 @@ class Forks:
     def fork(self, shim: ShimChannel, process: Any, words: list[str], options: Message) -> bool:
         """Make `process` a forked rank. Returns False if the rank has to start cold."""
         began = time.monotonic()
-        if not self._why_cold:
+        why = self._why_cold
+        if self._server is not None and not why:
             self._server.await_proof()
             began = time.monotonic()
-        why = self._why_cold or self._fork(process, words, options)
-        method = "exec" if why else "fork"
+            why = self._fork(process, words, options)
+        method = "fork" if self._asked and not why else "exec"
         if self._reported != method + why:
             self._reported = method + why
             shim.send(
@@ -203,10 +205,10 @@ class Forks:
                     "import_s": self._import_s,
                     "preload_s": self._server.preload_s if self._server else 0.0,
                     "check_s": self._server.check_s if self._server else 0.0,
-                    "fork_s": time.monotonic() - began,
+                    "fork_s": time.monotonic() - began if self._server else 0.0,
                 }
             )
-        return not why
+        return method == "fork"
 
     def _fork(self, process: Any, words: list[str], options: Message) -> str:
         """Fork a rank. Returns the reason why it has to start cold, or ""."""
@@ -356,9 +358,7 @@ def _says_in_use(error: BaseException | None) -> bool:
 
 
 def _port_taken(argv: list[str]) -> str:
-    """Describe a port that another program took after the agent had released it and before torchrun
-    listened.
-    """
+    """Describe a port that a program took after the agent had released it."""
     port = "of the rendezvous"
     for option in ("--master-port", "--rdzv-endpoint"):
         if option in argv:
@@ -366,7 +366,7 @@ def _port_taken(argv: list[str]) -> str:
     return f"port {port} was free, but another program has taken it since"
 
 
-def _watch_ranks(shim: ShimChannel, forks: Forks | None, *, deepspeed: bool) -> list[Watcher]:
+def _watch_ranks(shim: ShimChannel, forks: Forks, *, deepspeed: bool) -> list[Watcher]:
     """Patch Popen so that torchrun's ranks write into the shim's files and their ends are reported.
 
     Returns the list of watchers, which grows with each rank.
@@ -389,14 +389,13 @@ def _watch_ranks(shim: ShimChannel, forks: Forks | None, *, deepspeed: bool) -> 
         kwargs["pass_fds"] = (*(kwargs.get("pass_fds") or ()), LOG_FOLDER_FD)
         words = list(kwargs.get("args", args[0] if args else ()))
         try:
-            if forks is None or not forks.fork(shim, self, words, kwargs):
+            if not forks.fork(shim, self, words, kwargs):
                 original(self, *args, **kwargs)
         finally:
             for fd in fds:
                 os.close(fd)
         shim.send({"t": "rank", "rank": rank, "pid": self.pid})
-        if forks is not None:
-            forks.started(env)
+        forks.started(env)
         error_file = env.get("TORCHELASTIC_ERROR_FILE") or ""
         watcher = Watcher(shim, self, rank, error_file)
         watcher.start()

@@ -18,7 +18,12 @@ from muster.protocol.link.terms import Terms
 def apply(state: State, fact: f.Fact) -> None:
     match fact:
         case (
-            f.LinkOpened() | f.LinkClosed() | f.Welcomed() | f.Heard() | f.Acknowledged()
+            f.LinkOpened()
+            | f.LinkClosed()
+            | f.Welcomed()
+            | f.SettingsChanged()
+            | f.Heard()
+            | f.Acknowledged()
         ) as of_link:
             _apply_link(state, of_link)
         case f.NodeChanged(changes):
@@ -39,6 +44,8 @@ def _apply_link(state: State, fact: f.LinkFact) -> None:
             state.welcomed, state.cluster, state.given = True, cluster, given
             state.epoch, state.heartbeat_s = epoch, heartbeat_s
             state.buried.clear()
+        case f.SettingsChanged(given):
+            state.given = given
         case f.Heard(at):
             state.heard_at = at
         case f.Acknowledged(at):

@@ -17,6 +17,7 @@ from muster.protocol.ids import TaskId
 from muster.protocol.instant import ROUNDING_S, Instant
 from muster.protocol.link import control_channel as m
 from muster.protocol.link.terms import ChangeTerms
+from muster.protocol.observations.node_settings import GiveSettings
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 
@@ -211,6 +212,11 @@ def _command(state: State, command: m.Command, now: Instant) -> Decision:
             return Decision([f.LinkClosed()], [a.CloseLink("a command came before the welcome")])
         case m.HeartbeatAck(sent_s):
             return Decision([f.Heard(now.mono), f.Acknowledged(sent_s)])
+        case GiveSettings(given):
+            heard = f.Heard(now.mono)
+            if given == state.given:
+                return Decision([heard])
+            return Decision([heard, f.SettingsChanged(given)], [a.UseSettings(given)])
         case (
             m.PrepareTask()
             | m.ArrangeTask()

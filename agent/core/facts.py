@@ -39,6 +39,12 @@ class Welcomed(msgspec.Struct, frozen=True):
     given: tuple[NodeSetting, ...] = ()
 
 
+class SettingsChanged(msgspec.Struct, frozen=True):
+    """The coordinator gives other settings than before."""
+
+    given: tuple[NodeSetting, ...]
+
+
 class Heard(msgspec.Struct, frozen=True):
     at: float
 
@@ -184,7 +190,7 @@ class TaskGone(msgspec.Struct, frozen=True):
     task: TaskId
 
 
-LinkFact = LinkOpened | LinkClosed | Welcomed | Heard | Acknowledged
+LinkFact = LinkOpened | LinkClosed | Welcomed | SettingsChanged | Heard | Acknowledged
 TaskFact = (
     TaskAccepted
     | TaskAdopted

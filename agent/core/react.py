@@ -125,6 +125,7 @@ def react(state: State, fact: f.Fact, now: Instant) -> list[a.Effect]:
             f.LinkOpened()
             | f.LinkClosed()
             | f.Welcomed()
+            | f.SettingsChanged()
             | f.StoppedUnseen()
             | f.NodeChanged()
             # The report of the task's end follows, and contains it.

@@ -21,6 +21,7 @@ from agent.core.record import TaskRecord
 from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import DaemonError, FileError
+from muster.daemon.listen_address import is_address
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask
 from muster.protocol.link.terms import Terms
@@ -74,15 +75,7 @@ def in_gang(fenced: Fenced, plan: ArrangeTask, terms: Terms | None = None) -> Fe
 
 def _addresses(found: Iterable[str]) -> tuple[str, ...]:
     """The addresses among these texts, each once, without zones, which nft does not know."""
-    return tuple(filter(_is_address, dict.fromkeys(it.partition("%")[0] for it in found)))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+    return tuple(filter(is_address, dict.fromkeys(it.partition("%")[0] for it in found)))
 
 
 def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:

@@ -34,6 +34,7 @@ from muster.protocol.link.control_channel import (
     Welcome,
 )
 from muster.protocol.link.sequencing import Link
+from muster.protocol.observations.node_settings import GiveSettings
 from muster.protocol.states import TaskState
 
 PATH: Final = "/v1/agent"
@@ -179,7 +180,7 @@ class ControlLink:
 def _check_task(command: Command) -> None:
     """Validate the task id, because it becomes a directory name. Raises ProtocolError."""
     match command:
-        case Welcome() | Refused() | HeartbeatAck():
+        case Welcome() | Refused() | HeartbeatAck() | GiveSettings():
             return
         case _:
             try:

@@ -121,7 +121,10 @@ class Dialer:
     async def __aenter__(self) -> Self:
         # Resolve the name for each dial, because a coordinator may move.
         connector = aiohttp.TCPConnector(resolver=ThreadedResolver(), use_dns_cache=False, limit=0)
-        self._session = aiohttp.ClientSession(connector=connector)
+        # No answer is unpacked: a few bytes of it could fill the memory.
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers={"Accept-Encoding": "identity"}, auto_decompress=False
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

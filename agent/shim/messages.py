@@ -191,10 +191,10 @@ class ShimStatus:
     is left, but the exit record cannot be written. `complaint` is about a command that the shim
     could not read. `boot_s` is the time from the bootstrap's start to its hello, most
     of it the import of torch. `launcher_said` is the end of a failed launcher's log. `signalled` is
-    the number of the last `signal` that was carried out. `start_method` is None until the first
-    rank of a job with `start_method: fork`. `warned_s` is the `warn_s` of the time limit's warning
-    that the ranks got. `memory_max` is the task's memory limit in bytes, if processes were killed
-    because it was reached.
+    the number of the last `signal` that was carried out. `start_method` is None until torchrun
+    starts its first rank. `warned_s` is the `warn_s` of the time limit's warning that the ranks
+    got. `memory_max` is the task's memory limit in bytes, if processes were killed because it was
+    reached.
     """
 
     task: str

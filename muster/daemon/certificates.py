@@ -141,6 +141,17 @@ def public_key_pin(pem: bytes) -> str:
     return f"sha256//{base64.b64encode(hashlib.sha256(der).digest()).decode()}"
 
 
+def certificate_hosts(pem: bytes) -> tuple[list[str], list[str]]:
+    """Return the host names and the IP addresses of a server's certificate. Raises ValueError."""
+    cert = x509.load_pem_x509_certificate(pem)
+    try:
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return [], []
+    addresses = [str(each) for each in names.get_values_for_type(x509.IPAddress)]
+    return names.get_values_for_type(x509.DNSName), addresses
+
+
 def ends_at(pem: bytes) -> float:
     """Return when the first certificate of a PEM file ends, in UTC seconds. Raises ValueError."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()

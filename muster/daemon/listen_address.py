@@ -72,8 +72,8 @@ def all_names(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return all host names and addresses of this machine, those that were given first."""
     hostname = socket.gethostname()
     names = [*given, hostname, hostname.partition(".")[0], socket.getfqdn(), "localhost"]
-    addresses = [name for name in names if _is_address(name)] + _addresses()
-    hosts = [name for name in names if not _is_address(name)]
+    addresses = [name for name in names if is_address(name)] + _addresses()
+    hosts = [name for name in names if not is_address(name)]
     return list(dict.fromkeys(hosts)), list(dict.fromkeys(addresses))
 
 
@@ -106,7 +106,8 @@ def own_address() -> str:
             return socket.gethostname()
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Return True for an IPv4 or IPv6 address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

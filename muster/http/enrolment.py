@@ -54,15 +54,18 @@ class JoinSecretView(msgspec.Struct, frozen=True):
 
 
 class NewJoinSecret(msgspec.Struct, frozen=True):
-    """A new join secret and its text, which is shown only here. `run_as` is the option of that
-    name for `muster join` at this site; empty if the site has none. `pin` is the coordinator's
-    public key as curl's `--pinnedpubkey` takes it, if nodes can install Muster from there.
+    """A new join secret and its text, which is shown only here. `run_as` and `python` are the
+    options of these names for `muster join` at this site; empty if the site has none. `pin` is the
+    coordinator's public key as curl's `--pinnedpubkey` takes it, if nodes can install Muster from
+    there. `address` is the coordinator's HOST:PORT for nodes; empty if its settings name none.
     """
 
     secret: JoinSecretView
     text: str
     run_as: str
     pin: str = ""
+    python: str = ""
+    address: str = ""
 
 
 class WaitingNode(msgspec.Struct, frozen=True):

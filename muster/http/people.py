@@ -125,10 +125,12 @@ class TokenList(msgspec.Struct, frozen=True):
 class NewToken(msgspec.Struct, frozen=True):
     """A new token and its text, which is shown only here. `ca_sha256` is the digest of the CA that
     `GET /v1/ca` returns; empty if clients need none. `pin` is the coordinator's public key as
-    curl's `--pinnedpubkey` takes it, if people can install Muster from there.
+    curl's `--pinnedpubkey` takes it, if people can install Muster from there. `address` is the
+    coordinator's HOST:PORT for people; empty if its settings name none.
     """
 
     token: TokenView
     text: str
     ca_sha256: str
     pin: str = ""
+    address: str = ""

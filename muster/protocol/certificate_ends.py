@@ -6,16 +6,21 @@ from typing import Final
 
 from muster.protocol.timestamp import timestamp
 
-_SOON_S: Final = 30 * 86400.0
-# Certificates are renewed when a third of the lifetime is left. The rest is slack.
-_LEFT: Final = 0.3
+_DAY_S: Final = 86400.0
+_SOON_S: Final = 30 * _DAY_S
+# Certificates are renewed when a third of the lifetime is left. A renewal may take a day, or a
+# thirtieth of a short lifetime, before it counts as missed.
+_LEFT: Final = 1 / 3
+_SLACK: Final = 1 / 30
 
 
 def end_warning(whose: str, begins: float, expires: float, now: float) -> str:
-    """Return a warning if the certificate ends within 30 days, or within 0.3 of its lifetime if
-    that is less; else "". Times are UTC seconds.
+    """Return a warning if the certificate ends within 30 days and its renewal at two thirds of the
+    lifetime was missed; else "". Times are UTC seconds.
     """
-    if expires - now > min(_SOON_S, (expires - begins) * _LEFT):
+    lifetime_s = expires - begins
+    missed_s = lifetime_s * _LEFT - min(_DAY_S, lifetime_s * _SLACK)
+    if expires - now > min(_SOON_S, missed_s):
         return ""
     ends = "ended" if expires <= now else "ends"
     return f"{whose} {ends} at {timestamp(expires):%Y-%m-%d %H:%M} UTC"

@@ -173,7 +173,8 @@ class PeopleApi:
         )
         view = await self._shown(drawn.id)
         ca = hashlib.sha256(self._ca).hexdigest() if self._ca else ""
-        return reply(NewToken(view, drawn.text, ca, await self._pin()), status=201)
+        address = "" if self._enrolment is None else self._enrolment.address
+        return reply(NewToken(view, drawn.text, ca, await self._pin(), address), status=201)
 
     async def revoke_token(self, request: web.Request) -> web.Response:
         """Revoke a token, and return it as it was."""

@@ -43,7 +43,7 @@ from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
-from orchestrator.shell.frame_budget import FrameBudget, LineBudget
+from orchestrator.shell.frame_budget import FrameBudget, LineBudget, ReportPace
 
 HELLO_TIMEOUT_S: Final = 5.0
 OUTBOX_MAX: Final = 1 << 16
@@ -73,6 +73,7 @@ class _Session:
     log: structlog.stdlib.BoundLogger  # bound to the session
     link: Link = field(default_factory=Link)
     budget: FrameBudget = field(default_factory=FrameBudget)
+    pace: ReportPace = field(default_factory=ReportPace)
     outbox: asyncio.Queue[Command | _Close] = field(
         default_factory=lambda: asyncio.Queue(OUTBOX_MAX)
     )
@@ -205,6 +206,8 @@ class AgentSessions:
                 raise ProtocolError("a second hello on the same connection")
             if not node_may_send(type(report)):
                 raise ProtocolError(f"a node may not send {type(report).__name__}")
+            if pause_s := session.pace.take(asyncio.get_running_loop().time()):
+                await asyncio.sleep(pause_s)
             await coordinator.put(ReportReceived(session.id, report))
 
     async def _write(self, session: _Session) -> None:

@@ -116,7 +116,7 @@ class Coordinator:
         self._began_mono = began.mono
         # Measured on the monotonic clock, which nobody can set.
         self._last_record = None if last_record_at is None else last_record_at - began.mono
-        self.limits: Final = limits
+        self.limits = limits
         begin = partial(CoordinatorStarted, networks=networks, first_job=first_job, people=people)
         self._begin = partial(begin, pools=dict(pools or {}))
         self._sessions = sessions

@@ -1,5 +1,5 @@
-"""Rate limits for what agents cause: pings, pongs and messages of an unknown type on a websocket,
-and lines of the log.
+"""Rate limits for what agents cause: reports, pings, pongs and messages of an unknown type on a
+websocket, and lines of the log.
 
 Such frames are so small that a limit of bytes does not stop a flood of them, and the loop handles
 each.
@@ -16,6 +16,8 @@ from muster.protocol.link.codec import ProtocolError
 
 AT_ONCE: Final = 500
 EVERY_S: Final = 0.1
+REPORTS_AT_ONCE: Final = 2000
+REPORTS_PER_S: Final = 200.0
 LINES_AT_ONCE: Final = 100
 LINES_PER_S: Final = 1.0
 
@@ -46,6 +48,20 @@ class FrameBudget:
             self.take(loop.time())
             if message.type is WSMsgType.PING:
                 await socket.pong(message.data)
+
+
+class ReportPace:
+    """Slows a connection that reports without end: `REPORTS_AT_ONCE` at once, and then
+    `REPORTS_PER_S`. The reports wait in the socket, so that none is lost.
+    """
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    def take(self, now: float) -> float:
+        """Count one report at `now` (monotonic seconds); returns the pause before it in seconds."""
+        self._due = max(self._due, now) + 1 / REPORTS_PER_S
+        return max(0.0, self._due - now - REPORTS_AT_ONCE / REPORTS_PER_S)
 
 
 class LineBudget:

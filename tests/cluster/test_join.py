@@ -32,7 +32,6 @@ from muster.daemon.certificates import new_authority, new_key, server_certificat
 from muster.daemon.clock import SystemClock
 from muster.daemon.tls import client_context
 from muster.daemon.units import make_readable
-from muster.protocol.instant import Instant
 from tests.cluster.jobs import until
 
 
@@ -525,16 +524,6 @@ def test_the_agents_port_is_for_certificates_and_agents_only(site: Site) -> None
     assert site.post("/v1/agent/certificate", {"request": ""}, token=admin) == (403, "forbidden")
 
 
-class Ahead(SystemClock):
-    """A clock that is `ahead_s` ahead."""
-
-    ahead_s = 100 * 86400.0
-
-    def now(self) -> Instant:
-        now = super().now()
-        return Instant(now.mono, now.wall + self.ahead_s)
-
-
 async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site: Site) -> None:
     await asyncio.to_thread(lambda: site.join("gpu-05", site.secret()))
     path = site.certificate("gpu-05")
@@ -546,9 +535,9 @@ async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site
     async def renew(file: Path) -> str:
         """Renew once; returns why not."""
         async with Dialer(url, None, ca, file) as dialer:
-            renewal = CertificateRenewal(dialer, file, "gpu-05", Ahead())
+            renewal = CertificateRenewal(dialer, file, "gpu-05", SystemClock())
             try:
-                await renewal.step(file)
+                await renewal.step(file, at_once=True)
             except ConnectionLostError as error:
                 return str(error)
         return ""
@@ -572,7 +561,7 @@ def thief(site: Site, node: str) -> Iterator[Daemon]:
     async def renew() -> None:
         ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
         async with Dialer(url, None, ca, copy) as dialer:
-            await CertificateRenewal(dialer, copy, node, Ahead()).step(copy)
+            await CertificateRenewal(dialer, copy, node, SystemClock()).step(copy, at_once=True)
 
     asyncio.run(renew())
     daemon = site.agent(own.name)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +108,58 @@ def test_the_environment_is_accelerates(
     assert [found["RANK"] for found in ranks] == ["0", "1", "2", "3"]
     assert {found["PRECISION"] for found in ranks} == {precision}
     assert {tuple(found["argv"]) for found in ranks} == {("--lr", "1e-5")}
+
+
+GATHERS = """
+import json, os
+import accelerate, torch
+state = accelerate.Accelerator(cpu=True)
+numbers = state.gather(torch.ones(1) * state.process_index).tolist()
+found = {"numbers": numbers, "precision": state.mixed_precision, "kmp": os.environ["KMP_BLOCKTIME"]}
+with open(f"found-{os.environ['RANK']}", "w") as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install accelerate, without a torch of its own, and return the folder of its packages."""
+    folder = tmp_path_factory.mktemp("accelerate")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    # pip takes the torch of this interpreter for installed.
+    (packages / "torch.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "accelerate==1.15.0"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"accelerate cannot be installed here: {done.stderr[-300:]}")
+    return packages
+
+
+@pytest.mark.long
+def test_ranks_of_the_real_accelerate_are_forked(
+    cluster: LocalCluster, tmp_path: Path, accelerate: Path
+) -> None:
+    (tmp_path / "gathers.py").write_text(GATHERS)
+    number = submit(
+        cluster,
+        tmp_path,
+        nodes=2,
+        nproc_per_node=2,
+        launcher="accelerate",
+        run="--cpu --mixed_precision bf16 gathers.py",
+        env={"PYTHONPATH": str(accelerate)},
+    )
+    assert wait(cluster, number) == 0, cluster.muster("show", number).stdout
+    assert_forked(cluster, number)
+    for rank in range(4):
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert found == {"numbers": [0.0, 1.0, 2.0, 3.0], "precision": "bf16", "kmp": "1"}
 
 
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed"])

@@ -62,8 +62,8 @@ def test_certificates_of_nodes_that_end_soon_are_logged_and_the_lines_are_few() 
         assert all(line["log_level"] == "warning" for line in logs)
         return [line["why"] for line in logs]
 
-    assert said(62) == []
-    late = said(64)
+    assert said(60.5) == []
+    late = said(61.5)
     assert late[0].startswith("gpu-0: its certificate ends at ")
     assert "certificate_not_renewed" in late[0]
     assert late[20:] == ["those of 10 more nodes end: muster nodes"]

@@ -25,6 +25,7 @@ from muster.protocol.observations.hangs import (
     ThreadStack,
 )
 from muster.protocol.observations.hardware_events import Grade, HardwareEvent
+from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
@@ -90,6 +91,7 @@ COMMANDS: tuple[m.Command, ...] = (
     ChangeTerms(TASK, Terms(2, 100.0, 70.0, "SIGUSR1")),
     m.DumpStacks(TASK, 3, 7, threads=True),
     m.ForgetTask(TASK),
+    GiveSettings((NodeSetting("hangs.period_s", "5.0", "nodes.pools.a100"),)),
 )
 
 
@@ -217,6 +219,7 @@ def test_tags_are_spelled_as_they_always_were() -> None:
         "signal",
         "terms",
         "forget",
+        "settings",
         "look",
         "stacks",
     }

@@ -34,6 +34,7 @@ LAZY_FLUSH_S = 0.2
 PATIENCE_S = 0.005
 HEARS_ON = range(450, 600)
 """The seeds in which heartbeats are answered while a commit lasts. Others stay what they were."""
+_LOOK = s.TimerFired(a.Timer(a.TimerKind.QUEUE))
 Answered = Callable[[a.Result], None]
 
 
@@ -88,6 +89,8 @@ class Coordinator:
         self._patient = False
         self._waits: list[a.Effect] | None = None  # for the commit that goes on
         self._timers: dict[a.Timer, float] = {}
+        self._looks_due = 0  # timers for the queues that have fired and are not judged yet
+        checkers.looks_soon = self._looks_soon
         self._sessions: dict[SessionId, Connection] = {}
         self._next_session = 1
         self._requests: dict[a.RequestId, Answered] = {}
@@ -107,6 +110,7 @@ class Coordinator:
         self._clock_offset = self.world.rng.uniform(0.0, 1e6)
         self._inbox.clear()
         self._timers.clear()
+        self._looks_due = 0
         self._sessions.clear()
         self._requests.clear()
         self._busy, self._flush_at = False, None
@@ -231,6 +235,7 @@ class Coordinator:
                 batch = []
             for given, received in batch:
                 self.world.steps += 1
+                self._looks_due -= given == _LOOK
                 done = self._turn(given, received)
                 if done is None:
                     return
@@ -266,6 +271,7 @@ class Coordinator:
         """Judge a batch as the real shell does: with one look at the queues, at its end."""
         self.world.steps += len(batch)
         self.world.met["look_shared"] += 1
+        self._looks_due = 0
         due: set[Durability] = set()
         facts: list[f.Fact] = []
         for done, at, _, error in guarded_turns(self.state, batch, self.limits):
@@ -423,7 +429,17 @@ class Coordinator:
     def _timer(self, timer: a.Timer, at: float) -> None:
         if self._timers.get(timer) == at:
             del self._timers[timer]
+            self._looks_due += timer == _LOOK.timer
             self.put(s.TimerFired(timer))
+
+    def _looks_soon(self) -> bool:
+        """True if the timer for the queues is due, and its turn has not come yet."""
+        due = [*self._held, *(self._waits or [])]
+        timers = [(it.timer, it.at) for it in due if isinstance(it, a.SetTimer)]
+        timers += self._timers.items()
+        return self._looks_due > 0 or any(
+            timer == _LOOK.timer and at <= self.mono for timer, at in timers
+        )
 
 
 def _sent(action: a.Effect) -> str | None:

@@ -23,7 +23,6 @@ from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, LATER_S, START_S
 from tests.simulation.world import Violation, World
 
-SLOW_SYNC_S = 4.0
 _ROUNDING_S = 1e-3
 Subject = JobId | NodeName | None
 
@@ -38,7 +37,11 @@ class Promise:
 
 @dataclass
 class Starts:
-    """Watches one run: when which job may start at the latest, and what may change that."""
+    """Watches one run: when which job may start at the latest, and what may change that.
+
+    `placed`, `started` and `stopping` are by the clock of the coordinator's process, which counts
+    from the arrival of what it judges. `slow` are jobs whose last attempt began too slowly.
+    """
 
     world: World
     promised: dict[JobId, Promise] = field(default_factory=dict)
@@ -46,11 +49,11 @@ class Starts:
     placed: dict[JobId, float] = field(default_factory=dict)
     started: dict[JobId, float] = field(default_factory=dict)
     stopping: dict[JobId, float] = field(default_factory=dict)
-    slow: dict[JobId, float] = field(default_factory=dict)  # last attempt that began too slowly
+    slow: set[JobId] = field(default_factory=set)
 
     def turned(self, state: State, facts: Sequence[f.Fact], now: Instant) -> None:
         for fact in facts:
-            self._note(state, fact)
+            self._note(state, fact, now.mono)
         for fact in facts:
             match fact:
                 case StartPromised(job, at):
@@ -59,7 +62,7 @@ class Starts:
                 case StartMoved(job, at, event):
                     self.world.met["start_moved"] += 1
                     self.world.met[f"moved_{event.cause.value}"] += 1
-                    self._check_event(state, job, event)
+                    self._check_event(state, job, event, now.mono)
                     if at is None:
                         self.promised.pop(job, None)
                     else:
@@ -75,8 +78,7 @@ class Starts:
         """Forget all promises: a new process makes them anew, because of its restart."""
         self.promised.clear()
         # A process learns from the agents how long they have run; until then it plans anew.
-        for name in self.placed:
-            self.slow[name] = self.world.now
+        self.slow.update(self.placed)
 
     def _promise(self, job: JobId, at: float, now: Instant) -> None:
         due = self.world.now + at - now.wall
@@ -91,7 +93,7 @@ class Starts:
             late_s = self.world.now - promise.due
             self.fail(f"job {job.id} starts {late_s:.1f} s too late, and no event says why")
 
-    def _note(self, state: State, fact: f.Fact) -> None:
+    def _note(self, state: State, fact: f.Fact, mono: float) -> None:
         now = self.world.now
         match fact:
             case lf.NodeGivenUp(node) | rf.NodeDeclaredLost(node) | sf.NodeRemoved(node):
@@ -119,25 +121,25 @@ class Starts:
             case f.CancelRequested(job):
                 self.happened[M.SET, job] = now
             case f.AttemptPlaced(job):
-                self.placed[job] = now
+                self.placed[job] = mono
                 self.started.pop(job, None)
                 self.stopping.pop(job, None)
             case f.RunTimed(job):
                 if job not in self.started:
-                    self.started[job] = now
-                    if now - self.placed.get(job, now) > START_S - 1:
-                        self.slow[job] = now
+                    self.started[job] = mono
+                    if mono - self.placed.get(job, mono) > START_S - 1:
+                        self.slow.add(job)
             case f.StopRequested(job):
-                self.stopping[job] = now
+                self.stopping[job] = mono
             case _:
                 pass
 
-    def _check_event(self, state: State, job: JobId, event: QueueEvent) -> None:
+    def _check_event(self, state: State, job: JobId, event: QueueEvent, mono: float) -> None:
         self.world.judged["moved"] += 1
         promise = self.promised.get(job)
         if event.cause is M.OVERRUN:
             assert event.job is not None
-            if not self._overran(state.jobs[event.job]):
+            if not self._overran(state.jobs[event.job], mono):
                 self.fail(f"job {job} is delayed by job {event.job}, which is not late")
             return
         subject: Subject = event.node if event.node is not None else event.job
@@ -148,8 +150,7 @@ class Starts:
         if at is None or (promise is not None and at < promise.made - _ROUNDING_S):
             self.fail(f"job {job} is delayed by {event}, which did not happen since")
 
-    def _overran(self, job: Job) -> bool:
-        now = self.world.now
+    def _overran(self, job: Job, now: float) -> bool:
         if job.id in self.slow or now - self.placed.get(job.id, now) > START_S - 1:
             limit_s, since = job.spec.time_limit_s, self.started.get(job.id)
             if since is None or job.id in self.slow or limit_s is None:
@@ -162,8 +163,7 @@ class Starts:
         limit_s, started = job.spec.time_limit_s, self.started.get(job.id)
         if limit_s is not None and started is not None and since > started + limit_s + LATER_S:
             return True  # the report of the end of the limit came late
-        # The coordinator counts from the request, which may have waited for a slow commit.
-        return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1 - SLOW_SYNC_S
+        return now >= since + (stop_grace_s(job, attempt) or 0.0) + CLEAN_S - 1
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(f"promise: {text}")

@@ -22,18 +22,24 @@ USER = "trainer"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 # Reaches the coordinator, but no other machine.
 ALONE = "gpu-03"
+# An environment for jobs, as the page's `--python` names it. The agent looks whether it has torch.
+TRAINING = """\
+python3 -m venv --without-pip /opt/training
+cd /opt/training/lib/python3*/site-packages
+mkdir torch && touch torch/__init__.py"""
 CERTIFICATE = "/var/lib/muster/agent/node.pem"
 # pip looks in a folder, as there is no internet in the machines.
 PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
 
 
 class Site:
-    """The machines of a cluster, and one that no operator has accepted."""
+    """The machines of a cluster, one that no operator has accepted, and one of a person."""
 
     def __init__(self, found: dict[str, Machine]) -> None:
         self.machines = found
         self.head = found["head"]
         self.thief = found["thief"]
+        self.laptop = found["laptop"]
         self.printed = ""
         """The lines that `muster up` has printed."""
 
@@ -98,13 +104,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         pytest.skip(f"there are no wheels for the machines: {error}")
     left_out = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "shared")
     shutil.copytree(TREE, source, ignore=left_out)
-    names = ("head", *NODES, "thief")
+    names = ("head", *NODES, "thief", "laptop")
     binds = {wheels: "/mnt/wheels", source: "/mnt/muster"}
     with machines(folder, names, binds, ALONE) as found:
         site = Site(found)
         try:
             for machine in found.values():
                 machine.sh(f"useradd --create-home {USER}")
+            for node in NODES:
+                found[node].sh(f"set -e; {TRAINING}")
             site.head.sh("cp -r /mnt/muster /root/muster")
             install = commands(0).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
@@ -127,6 +135,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_the_printed_lines_make_a_cluster(site: Site) -> None:
     for node in NODES:
         site.connected(node)
+        assert re.search(rf"{node} connected .*\bfree\b", site.state(node)), site.state(node)
         job = site.submit(node, "id -un; hostname")
         assert site.ended(job) == 0
         assert site.muster(f"logs {job}").split()[:2] == [USER, node]
@@ -138,7 +147,7 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
     line = re.search(r"^each person: +(.*)$", site.printed, re.MULTILINE)
     assert line is not None, site.printed
     printed = site.head.sh(line[1].replace("NAME", "ann")).stdout.strip()
-    laptop = site.thief
+    laptop = site.laptop
     laptop.sh("useradd --create-home ann")
     laptop.sh(f"printf '%s\\n' {shlex.quote(printed)} > /tmp/line && chmod 644 /tmp/line")
     laptop.sh("! su - ann -c 'command -v muster'")

@@ -80,9 +80,8 @@ class Reader:
         held = f", which had {had:.1f} GiB" if had else ""
         who = f"{killed.name} (process {killed.pid})"
         text = f"the memory {where} ran out: the kernel killed {who}{held}"
-        return KernelEvent(
-            OOM, Grade.SHOWN, _cut(text), task=task[1] if task else "", pid=killed.pid
-        )
+        name = task[1].replace("-", ".") if task else ""
+        return KernelEvent(OOM, Grade.SHOWN, _cut(text), task=name, pid=killed.pid)
 
 
 _PENDING_MAX: Final = 256
@@ -93,7 +92,10 @@ _OOM_CGROUP: Final = re.compile(
 """Match to the end of the line: users choose names of cgroups, which may imitate what follows
 them.
 """
-_TASK: Final = re.compile(r"/muster/(\d+\.\d+\.\d+)(?:/|$)")
+_TASK: Final = re.compile(
+    r"/muster(?:/(?=\d+\.)|\.slice/muster-task-)(\d+[.-]\d+[.-]\d+)(?:\.service)?(?:/|$)"
+)
+"""A task's cgroup of the agent, or the one of its systemd unit."""
 
 
 def _failed(error: GpuError) -> KernelEvent:

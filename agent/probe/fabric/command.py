@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from agent.config import PREFIX, AgentConfig, load
+from agent.probe.certificate_ends import certificate_ends
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
@@ -21,11 +22,9 @@ from agent.probe.interpreter import NoTorch, UnknownError, look_for_torch
 from agent.shims.apart import not_apart
 from agent.shims.backend import may_use_units, why_devices_are_open
 from agent.taskdirs.entrance import cannot_enter
-from muster.daemon.clock import SystemClock
 from muster.daemon.errors import ConfigError
 from muster.fabric.nccl_version import version_of
 from muster.fabric.schema import probe_schema
-from muster.protocol.certificate_ends import end_warning
 
 VERBS: Final = ("probe", "doctor")
 EXIT_USAGE: Final = 2
@@ -85,7 +84,7 @@ def asked_by(
         no_torch=_no_torch(config) if live and not agent else None,
         submitters=live and not agent and submitters and os.geteuid() == 0,
         closed=_closed(config) if live and not agent else "",
-        certificate_ends=_certificate_ends(config.certificate) if live and not agent else "",
+        certificate_ends=certificate_ends(config) if live and not agent else (),
     )
 
 
@@ -110,20 +109,6 @@ def _no_torch(config: AgentConfig) -> NoTorch | None:
         return look_for_torch(config.python, user, submitters=submitters)
     except UnknownError:
         return None
-
-
-def _certificate_ends(path: Path | None) -> str:
-    """Return a warning if the node's certificate ends soon, else ""."""
-    if path is None:
-        return ""
-    # Imported late, because only a node with a certificate needs it.
-    from muster.daemon.certificates import validity
-
-    try:
-        begins, expires = validity(path.read_bytes())
-    except (OSError, ValueError):
-        return ""
-    return end_warning(f"the node's certificate {path}", begins, expires, SystemClock().now().wall)
 
 
 def _asked(root: Path, file: Path | None, nccl: str | None) -> ProbeOptions:

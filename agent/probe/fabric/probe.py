@@ -51,10 +51,6 @@ _SUBMITTERS: Final = (
     "this node are refused"
 )
 _ACCOUNTS: Final = "`useradd --create-home NAME` for each user who lacks one, or `user_map`"
-_RENEW: Final = (
-    "the agent renews it by itself: its log has `certificate_not_renewed` and the reason; "
-    "after its end, run `muster join` again"
-)
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +59,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     address; `agent`: this process is the agent itself, whose directory is `state_dir`;
     `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
     jobs apart, with the reasons; `closed` is why the user of jobs cannot enter their folders;
-    `submitters`: jobs run as the users who submit them.
+    `submitters`: jobs run as the users who submit them; `certificate_ends`: certificates that end
+    soon, each with what to do.
     """
 
     rules: Rules = Rules()
@@ -83,7 +80,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     no_torch: NoTorch | None = None
     closed: str = ""
     submitters: bool = False
-    certificate_ends: str = ""
+    certificate_ends: tuple[tuple[str, str], ...] = ()
 
 
 def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
@@ -163,8 +160,7 @@ def probe(
         found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
     if asked.submitters:
         found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
-    if asked.certificate_ends:
-        found.append(problems.warning(asked.certificate_ends, _RENEW))
+    found += [problems.warning(*end) for end in asked.certificate_ends]
     found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)

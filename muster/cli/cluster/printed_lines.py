@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import shlex
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from muster.wheels.manifest import CURL_LIMITS
 
@@ -14,19 +15,38 @@ LOGIN_PREFIX: Final = "ml1"
 """Before a token with the SHA-256 of the CA by which the coordinator is known."""
 
 
-def join_line(url: str, made: NewJoinSecret | None, run_as: str) -> str:
+class JoinOptions(NamedTuple):
+    """A site's options of `muster join`; empty ones are left out."""
+
+    run_as: str = ""
+    python: str = ""
+
+    @property
+    def text(self) -> str:
+        """The options as a shell reads them, with a space before each."""
+        given = {"--run-as": self.run_as, "--python": self.python}
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value)
+
+
+def public_url(address: str, url: str) -> str:
+    """Return the coordinator's URL for others: that of its settings, else the one used here, which
+    may be a tunnel of this machine alone."""
+    return f"https://{address}" if address else url
+
+
+def join_line(url: str, made: NewJoinSecret | None, options: JoinOptions) -> str:
     """Return the command with which a machine becomes a node. Without a secret, it asks for one."""
     where = url.partition("://")[2].rstrip("/")
     secret = f" {made.text}" if made is not None else ""
-    return f"muster join {where}{secret}{f' --run-as {run_as}' if run_as else ''}"
+    return f"muster join {where}{secret}{options.text}"
 
 
-def install_line(url: str, pin: str, made: NewJoinSecret | None, run_as: str) -> str:
+def install_line(url: str, pin: str, made: NewJoinSecret | None, options: JoinOptions) -> str:
     """Return the command with which a machine without Muster becomes a node. The secret is in no
     process's arguments. Without one, the script asks for it.
     """
     secret = f"MUSTER_JOIN={made.text} " if made is not None else ""
-    shell = f"{secret}sh{f' -s -- --run-as {run_as}' if run_as else ''}"
+    shell = f"{secret}sh{f' -s --{options.text}' if options.text else ''}"
     return f"{_script(url, pin)} | {shell}"
 
 

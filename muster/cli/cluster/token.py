@@ -9,7 +9,14 @@ from typing import Final
 import click
 
 from muster.cli.client_options import connect, connection_options
-from muster.cli.cluster.printed_lines import install_line, join_line, login_line, person_line
+from muster.cli.cluster.printed_lines import (
+    JoinOptions,
+    install_line,
+    join_line,
+    login_line,
+    person_line,
+    public_url,
+)
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
 from muster.cli.output.format import moment, note, safe
@@ -195,6 +202,7 @@ def print_token(client: Client, made: NewToken, *, as_json: bool) -> None:
 
 def print_login(url: str, made: NewToken) -> None:
     """Print the lines for the machine of the token's user."""
+    url = public_url(made.address, url)
     if line := person_line(url, made):
         note(f"on the user's machine, which need not have Muster: {line}")
         note(f"on a machine that has Muster: {login_line(url, made)}")
@@ -209,12 +217,13 @@ def _create_join(
     made = client.call(
         calls.create_join_secret(JoinSecretRequest(uses, expires_s, names, pool, label))
     )
+    url, options = public_url(made.address, client.url), JoinOptions(made.run_as, made.python)
     if as_json:
         print_json(made)
     else:
-        print(join_line(client.url, made, made.run_as))
+        print(join_line(url, made, options))
     if made.pin and not as_json:
-        note(f"a machine without Muster: {install_line(client.url, made.pin, made, made.run_as)}")
+        note(f"a machine without Muster: {install_line(url, made.pin, made, options)}")
     secret = made.secret
     note(
         f"join secret {secret.id} is for {count(secret.uses, 'node')}, until "

@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import click
 import msgspec
 
 from muster.cli.cluster.init import (
-    ACCOUNT,
-    account,
     default_folder,
     make_public,
     this_user,
     user_named,
 )
 from muster.cli.cluster.printed_lines import install_line, join_line, upgrade_line
-from muster.cli.cluster.tokens_file import new_token, tokens_text
+from muster.cli.cluster.setup.kept_options import GivenOptions, kept_options
+from muster.cli.cluster.setup.new_cluster import (
+    SUBMITTER,
+    SYSTEM_DIR,
+    SYSTEM_STATE,
+    NewCluster,
+    write_cluster,
+)
+from muster.cli.cluster.setup.server_certificate import renew_certificate
+from muster.cli.cluster.setup.written_cluster import WrittenCluster, read_cluster
 from muster.cli.errors import RefusedError
 from muster.cli.input.param_types import DURATION
-from muster.cli.output.format import note, safe
+from muster.cli.output.format import moment, note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.client import enrolment as calls
 from muster.client.client import Client
 from muster.client.config import client_file_path, load_settings
 from muster.client.errors import ClientError
-from muster.daemon.clock import SystemClock
-from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
-from muster.daemon.listen_address import all_names, own_address
+from muster.daemon.listen_address import own_address
 from muster.daemon.units import (
     COORDINATOR,
     install_unit,
     link_program,
-    make_readable,
     program,
     systemd_runs,
-    why_not_run_by,
 )
 from muster.http.enrolment import JoinSecretRequest, NewJoinSecret
-from muster.protocol.roles import Role
-from muster.protocol.tokens import TokenClass
-from muster.spec.units import duration_text
+from muster.protocol.timestamp import timestamp
 from muster.wheels.manifest import MANIFEST, TARGET
 
-_SYSTEM_DIR: Final = Path("/etc/muster")
-_SYSTEM_STATE: Final = Path("/var/lib/muster")
-_PRIVATE: Final = 0o600
-_PUBLIC: Final = 0o644
 _TIME_LIMIT_S: Final = 86400.0
-SUBMITTER: Final = "SUBMITTER"
+_PORT: Final = click.IntRange(1, 65535)
+_USERS: Final = 7077
+_AGENTS: Final = 7079
 
 
 class UpOutput(msgspec.Struct, frozen=True):
@@ -78,33 +75,6 @@ class UpOutput(msgspec.Struct, frozen=True):
     upgrade_line: str = ""
 
 
-class _Written(NamedTuple):
-    """The settings of a cluster that `up` has written."""
-
-    address: str
-    run_as: str
-    ca: Path
-    cert: Path
-    wheels: Path | None
-
-
-class _Plan(NamedTuple):
-    """The choices of a new cluster."""
-
-    folder: Path
-    state: Path
-    host: str
-    port: int
-    agents_port: int
-    listen: str
-    names: tuple[str, ...]
-    run_as: str
-    pools: tuple[str, ...]
-    time_limit_s: float
-    user: str
-    approve: bool
-
-
 def _read_targets(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -119,6 +89,12 @@ def _read_targets(
     "--run-as",
     metavar="USER",
     help=f"User of the jobs on the nodes, or {SUBMITTER} for each job's own; asked for if missing.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    help="Interpreter, venv or conda prefix with torch, at the same path on all nodes, for jobs "
+    "that name none; goes into the nodes' lines; asked for if missing.",
 )
 @click.option(
     "--name",
@@ -138,8 +114,10 @@ def _read_targets(
 )
 @click.option("--user", metavar="NAME", help="The first admin (default: you).")
 @click.option("--approve", is_flag=True, help="Make new nodes wait for `muster node accept`.")
-@click.option("--port", type=click.IntRange(1, 65535), default=7077, help="Port of users.")
-@click.option("--agents-port", type=click.IntRange(1, 65535), default=7079, help="Port of agents.")
+@click.option("--port", type=_PORT, metavar="N", help=f"Port of users (default: {_USERS}).")
+@click.option(
+    "--agents-port", type=_PORT, metavar="N", help=f"Port of agents (default: {_AGENTS})."
+)
 @click.option("--listen", metavar="ADDRESS", help="Listen only on this address (default: all).")
 @click.option(
     "--dir",
@@ -155,22 +133,30 @@ def _read_targets(
     callback=_read_targets,
     help="Nodes without an index have another Python or machine, such as 3.12-aarch64; also later.",
 )
+@click.option(
+    "--renew-certificate",
+    "renew",
+    is_flag=True,
+    help="Sign the coordinator's certificate anew, with the same key; --name adds names to it.",
+)
 @click.option("--no-wheels", is_flag=True, help="Download no wheels for nodes without an index.")
 @json_option
 def command(
     *,
     run_as: str | None,
+    python: str | None,
     names: tuple[str, ...],
     pools: tuple[str, ...],
     time_limit_s: float | None,
     user: str | None,
     approve: bool,
-    port: int,
-    agents_port: int,
+    port: int | None,
+    agents_port: int | None,
     listen: str | None,
     folder: Path | None,
     no_start: bool,
     wheels_for: tuple[str, ...],
+    renew: bool,
     no_wheels: bool,
     as_json: bool,
 ) -> None:
@@ -178,45 +164,74 @@ def command(
     configuration and the first admin. Downloads the wheels from which nodes without a package index
     install Muster. Where systemd runs, the coordinator is started. Prints the lines for nodes and
     for people. Run again, it changes nothing, except for wheels that are missing or of another
-    release.
+    release; it names each option that differs from what the cluster has, and how to change that.
 
     \b
-    muster up --run-as trainer
+    muster up --run-as trainer --python /opt/training
     muster up --wheels-for 3.12-aarch64
+    muster up --renew-certificate
     """
     if no_wheels and wheels_for:
         raise click.UsageError("--wheels-for and --no-wheels exclude each other")
+    given = GivenOptions(
+        run_as, python, names, pools, time_limit_s, user, approve, port, agents_port, listen
+    )
     # Files are for everybody, unless they have a mode of their own: those with secrets.
     os.umask(0o022)
     client_file = client_file_path(os.environ).absolute()
     folder = (folder or default_folder(client_file)).absolute()
     config = folder / "coordinator.yaml"
     new = not os.path.lexists(config)
+    if renew:
+        if new:
+            raise RefusedError(f"there is no {safe(str(config))}: nothing was renewed")
+        _renew(config, names)
+        return
     if new:
-        plan = _Plan(
-            folder=folder,
-            state=_SYSTEM_STATE if folder == _SYSTEM_DIR else folder / "state",
-            host=names[0] if names else own_address(),
-            port=port,
-            agents_port=agents_port,
-            listen=listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
-            names=names,
-            run_as=_run_as(run_as),
-            pools=pools or ("default",),
-            time_limit_s=time_limit_s or _TIME_LIMIT_S,
-            user=user_named(user or this_user(os.environ)),
-            approve=approve,
-        )
-        _write(plan, client_file, start=systemd_runs() and not no_start)
+        plan = _planned(folder, given)
+        write_cluster(plan, client_file, start=systemd_runs() and not no_start)
         _explain(plan, client_file)
     else:
         note(f"{safe(str(config))} exists: nothing was changed")
-    written = _read(config)
-    if folder == _SYSTEM_DIR and os.geteuid() == 0:
+    written = read_cluster(config)
+    if not new:
+        for why in kept_options(config, written, given):
+            note(f"warning: {safe(why)}")
+    if folder == SYSTEM_DIR and os.geteuid() == 0:
         _link()
     if not no_wheels:
         _fill(written, wheels_for)
     _print(config, written, start=systemd_runs() and not no_start, new=new, as_json=as_json)
+
+
+def _planned(folder: Path, given: GivenOptions) -> NewCluster:
+    """Return the choices of a new cluster: those given, asked for, or usual."""
+    return NewCluster(
+        folder=folder,
+        state=SYSTEM_STATE if folder == SYSTEM_DIR else folder / "state",
+        host=given.names[0] if given.names else own_address(),
+        port=given.port or _USERS,
+        agents_port=given.agents_port or _AGENTS,
+        listen=given.listen or "0.0.0.0",  # noqa: S104 - with TLS and tokens only
+        names=given.names,
+        run_as=_run_as(given.run_as),
+        python=_python(given.python),
+        pools=given.pools or ("default",),
+        time_limit_s=given.time_limit_s or _TIME_LIMIT_S,
+        user=user_named(given.user or this_user(os.environ)),
+        approve=given.approve,
+    )
+
+
+def _renew(config: Path, names: tuple[str, ...]) -> None:
+    written = read_cluster(config)
+    made = renew_certificate(written, names)
+    added = f", now also for {', '.join(map(safe, made.added))}" if made.added else ""
+    note(
+        f"{safe(str(written.cert))} is renewed until {moment(timestamp(made.expires))}{added}. Its "
+        "key is the same: printed lines, nodes and people go on as before, and a coordinator that "
+        "runs has it within seconds"
+    )
 
 
 def _run_as(given: str | None) -> str:
@@ -230,65 +245,18 @@ def _run_as(given: str | None) -> str:
     return given.strip()
 
 
-def _write(plan: _Plan, client_file: Path, *, start: bool) -> None:
-    """Write the files; the configuration comes last, because by it a later run knows that all of
-    them are there."""
-    from muster.daemon.certificates import Authority, new_authority, new_key, server_certificate
-
-    if os.path.lexists(plan.state / "coordinator" / "journal.sqlite"):
-        raise RefusedError(
-            f"nothing was written: a coordinator has run here, with its journal in "
-            f"{safe(str(plan.state / 'coordinator'))}; choose another --dir, or move it away"
-        )
-    if os.path.lexists(client_file):
-        raise RefusedError(
-            f"nothing was written: {safe(str(client_file))} is for another cluster; move it away, "
-            "or name another file with MUSTER_CONFIG"
-        )
-    owner = _account(create=start)
-    if plan.folder == _SYSTEM_DIR:
-        _open(plan.state, start=start)
-    make_public(plan.folder)
-    client_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    now = SystemClock().now().wall
-    ca, ca_key = plan.folder / "ca.pem", plan.folder / "ca-key.pem"
-    if os.path.lexists(ca) and os.path.lexists(ca_key):
-        # Of a run that was interrupted: nodes and people may know this CA already.
-        authority = Authority(ca.read_bytes(), ca_key.read_bytes())
-    else:
-        authority = new_authority(now)
-        write_atomic(ca_key, authority.key, _PRIVATE, owner=owner)
-        write_atomic(ca, authority.cert, _PUBLIC)
-    key = new_key()
-    hosts, addresses = all_names((plan.host, *plan.names))
-    cert = server_certificate(authority, key, hosts, addresses, now)
-    write_atomic(plan.folder / "server-key.pem", key, _PRIVATE, owner=owner)
-    write_atomic(plan.folder / "server.pem", cert, _PUBLIC)
-    token, record = new_token(TokenClass.USER, plan.user, role=Role.ADMIN)
-    tokens = tokens_text([record]).encode()
-    write_atomic(plan.folder / "tokens.yaml", tokens, _PRIVATE, owner=owner)
-    settings = {"url": _url(plan.host, plan.port), "token": token, "ca": str(ca)}
-    write_atomic(client_file, _yaml(settings).encode(), _PRIVATE)
-    write_atomic(plan.folder / "coordinator.yaml", _coordinator(plan).encode(), _PUBLIC)
+def _python(given: str | None) -> str:
+    """Return where the nodes have torch; "" if nobody says so."""
+    if given is None and sys.stdin.isatty():
+        text = "Interpreter, venv or conda prefix with torch on the nodes (empty for none)"
+        given = str(click.prompt(text, default="", show_default=False, err=True))
+    path = (given or "").strip()
+    if path and (not path.startswith("/") or not path.isprintable()):
+        raise click.UsageError(f"--python: {path!r} is not an absolute path, such as /opt/training")
+    return path
 
 
-def _open(state: Path, *, start: bool) -> None:
-    """Let the coordinator's user and people reach what a shell with another umask has made."""
-    for folder in (_SYSTEM_DIR, state):
-        if folder.is_dir() and folder.stat().st_mode & 0o055 != 0o055:
-            folder.chmod(folder.stat().st_mode | 0o055)
-            note(f"{folder} was closed; others may enter it now, as its files with secrets are not")
-    if make_readable(Path(sys.prefix)):
-        note(f"made {sys.prefix} readable for all users")
-    if start and (why := why_not_run_by(ACCOUNT)):
-        raise RefusedError(
-            f"nothing was written: the user {ACCOUNT}, as whom the coordinator runs, cannot run "
-            f"{program()}: {safe(why)}\n  install Muster where all users can enter, such as "
-            "/opt/muster"
-        )
-
-
-def _explain(plan: _Plan, client_file: Path) -> None:
+def _explain(plan: NewCluster, client_file: Path) -> None:
     """Print what follows from the choices of a new cluster."""
     if plan.run_as != SUBMITTER:
         note(
@@ -301,10 +269,15 @@ def _explain(plan: _Plan, client_file: Path) -> None:
             "each job runs as the user who submits it, who must exist on each node: useradd "
             "--create-home NAME, or a directory service"
         )
-    note(
-        "jobs that name no `python` need an environment with torch on each node: add --python "
-        "/opt/training, or where it is, to the nodes' lines"
-    )
+    if plan.python:
+        note(f"jobs that name no `python` use {safe(plan.python)} of each node, with its torch")
+    else:
+        note(
+            "no --python was given: nodes take jobs that name their `python`, and say `no_torch` "
+            "to the others. To change that, set `python: /opt/training`, or where torch is on the "
+            f"nodes, in `join` of {safe(str(plan.folder / 'coordinator.yaml'))}, and restart the "
+            "coordinator before nodes join"
+        )
     own = f"muster token create --user {plan.user}"
     if os.geteuid() != 0:
         note(f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}")
@@ -318,58 +291,6 @@ def _explain(plan: _Plan, client_file: Path) -> None:
     )
 
 
-def _coordinator(plan: _Plan) -> str:
-    listen = {"host": plan.listen, "port": plan.port}
-    folder = plan.folder
-    limit = {"defaults": {"time_limit": duration_text(plan.time_limit_s)}}
-    return (
-        "# A coordinator, written by `muster up`; run it with: muster coordinator --config "
-        "THIS_FILE\n"
-        + _yaml(
-            {
-                "listen": listen,
-                "listen_agents": {**listen, "port": plan.agents_port},
-                "state_dir": str(plan.state / "coordinator"),
-                "tokens_file": str(folder / "tokens.yaml"),
-                "tls": {
-                    "cert": str(folder / "server.pem"),
-                    "key": str(folder / "server-key.pem"),
-                    "ca": str(folder / "ca.pem"),
-                    "ca_key": str(folder / "ca-key.pem"),
-                },
-                "join": {
-                    "approve": plan.approve,
-                    "run_as": plan.run_as,
-                    "address": _shown(plan.host, plan.port),
-                    "wheels": str(plan.state / "wheels"),
-                },
-                "pools": dict.fromkeys(plan.pools, limit),
-            }
-        )
-    )
-
-
-def _read(config: Path) -> _Written:
-    import yaml
-
-    try:
-        tree = yaml.safe_load(config.read_text("utf-8"))
-        join, tls = tree["join"], tree["tls"]
-        wheels = join.get("wheels")
-        return _Written(
-            str(join["address"]),
-            str(join["run_as"]),
-            Path(tls["ca"]),
-            Path(tls["cert"]),
-            Path(wheels) if wheels else None,
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise RefusedError(
-            f"{safe(str(config))} was not written by `muster up`; for another cluster, choose "
-            "another --dir"
-        ) from error
-
-
 def _link() -> None:
     """Make the printed lines work as they are printed."""
     try:
@@ -380,7 +301,7 @@ def _link() -> None:
         note(safe(done))
 
 
-def _fill(written: _Written, targets: Sequence[str]) -> None:
+def _fill(written: WrittenCluster, targets: Sequence[str]) -> None:
     """Fill the directory of wheels. Without an index, the cluster works without them."""
     from muster.wheels.fill import NoWheelsError, fill
 
@@ -401,7 +322,7 @@ def _fill(written: _Written, targets: Sequence[str]) -> None:
         note(f"wheels for nodes without a package index: {', '.join(sorted(made.targets))}")
 
 
-def _pin(written: _Written) -> str:
+def _pin(written: WrittenCluster) -> str:
     """Return the pin of the coordinator's public key; empty if there are no wheels."""
     from muster.daemon.certificates import public_key_pin
 
@@ -410,9 +331,9 @@ def _pin(written: _Written) -> str:
     return public_key_pin(written.cert.read_bytes())
 
 
-def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: bool) -> None:
+def _print(config: Path, written: WrittenCluster, *, start: bool, new: bool, as_json: bool) -> None:
     """Start the coordinator if systemd runs, and print the lines for nodes and for people."""
-    address, run_as = written.address, written.run_as
+    address, options = written.address, written.options
     try:
         ca, pin = written.ca.read_bytes(), _pin(written)
     except (OSError, ValueError) as error:
@@ -429,10 +350,10 @@ def _print(config: Path, written: _Written, *, start: bool, new: bool, as_json: 
         url=url,
         folder=str(config.parent),
         start=command_line,
-        node_line=join_line(url, made, run_as),
+        node_line=join_line(url, made, options),
         person_line="muster user add NAME --login",
         new=new,
-        install_line=install_line(url, pin, made, run_as) if pin else "",
+        install_line=install_line(url, pin, made, options) if pin else "",
         upgrade_line=upgrade_line(url, pin) if pin else "",
     )
     if as_json:
@@ -469,24 +390,3 @@ def _join_secret() -> NewJoinSecret | None:
     except ClientError as error:
         note(f"no join secret was created: {safe(str(error))}")
         return None
-
-
-def _account(*, create: bool) -> tuple[int, int] | None:
-    """Return the coordinator's own user, who owns the private files; None for the caller."""
-    if create and os.geteuid() == 0 and account() is None:
-        words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
-        subprocess.run([*words, "--home-dir", str(_SYSTEM_STATE), ACCOUNT], check=True)
-    return account()
-
-
-def _url(host: str, port: int) -> str:
-    return f"https://{_shown(host, port)}"
-
-
-def _shown(host: str, port: int) -> str:
-    return f"{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _yaml(settings: dict[str, Any]) -> str:
-    """Write JSON values, which are YAML, so that no text is read as a number or a date."""
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from muster.cli.client_options import connect, connection_options
-from muster.cli.cluster.printed_lines import login_line, person_line
+from muster.cli.cluster.printed_lines import login_line, person_line, public_url
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
@@ -67,7 +67,8 @@ def add(*, name: str, role: str, teams: tuple[str, ...], login: bool, as_json: b
         f"{safe(name)} runs this line on their own machine, without root; it holds their token, "
         "so send it over a channel that others cannot read:"
     )
-    line = person_line(client.url, made) or login_line(client.url, made)
+    url = public_url(made.address, client.url)
+    line = person_line(url, made) or login_line(url, made)
     sys.stdout.write(f"{line}\n")
     if not made.ca_sha256:
         note(f"it asks for the token: {made.text}")

@@ -144,9 +144,11 @@ def _print_queue(found: Explanation) -> None:
 
 
 def _print_nodes(found: Explanation, now: datetime | None) -> None:
-    mine = not found.ready or any(verdict.can for verdict in found.nodes)
-    what = "could be used now" if mine else "free, but kept for earlier jobs"
-    print(f"\nneeds {_nodes(found.wanted)}; {found.ready} {what}")
+    usable = sum(verdict.can for verdict in found.nodes) if found.nodes else found.ready
+    kept = max(0, found.ready - usable)
+    parts = [f"{usable} could be used now"] if usable or not kept else []
+    parts += [f"{kept} free, but kept for other jobs"] if kept else []
+    print(f"\nneeds {_nodes(found.wanted)}; {', '.join(parts)}")
     if found.nodes:
         print_table(_NODES, [_row(verdict, now) for verdict in found.nodes])
 

@@ -18,6 +18,7 @@ from muster.cli.output.json_output import json_option, print_json
 from muster.cli.output.table import Column, print_table
 from muster.cli.output.text_width import paragraph, terminal_width, use_colour
 from muster.http.views import AttemptView, JobView, TaskView
+from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.outcome import Cause, CauseCode, ExitStatus
 from muster.protocol.refusal_codes import headline
 from muster.protocol.states import ENDED_STATES, JobState
@@ -43,6 +44,8 @@ _WIDE: Final = 70
 _SHORT: Final = 40
 _AS_ABOVE: Final = "as above"
 _WORDS_CHARS: Final = 60
+# A part of a start that takes less is not shown.
+_SHOWN_S: Final = 0.005
 
 
 @click.command("show")
@@ -235,9 +238,7 @@ def _print_starts(tasks: tuple[TaskView, ...]) -> None:
     alike: dict[str, list[TaskView]] = {}
     for task in tasks:
         if task.start is not None:
-            forked = task.start.method == "fork"
-            how = "forked" if forked else f"not forked, because {task.start.why}"
-            alike.setdefault(how, []).append(task)
+            alike.setdefault(_how_started(task.start), []).append(task)
     for how, found in alike.items():
         starts = [task.start for task in found if task.start is not None]
         parts = {
@@ -246,11 +247,21 @@ def _print_starts(tasks: tuple[TaskView, ...]) -> None:
             "check": max(start.check_s for start in starts),
             "fork": max(start.fork_s for start in starts),
         }
-        took = ", ".join(f"{name} {value:.2f} s" for name, value in parts.items() if value)
+        took = ", ".join(
+            f"{name} {value:.2f} s" for name, value in parts.items() if value >= _SHOWN_S
+        )
         names = ", ".join(task.node for task in found[:_NODES_NAMED])
         more = len(found) - _NODES_NAMED
         nodes = f"{names} and {more} more" if more > 0 else names
         _line(f"{nodes}: {how}" + (f" ({took})" if took else ""), "ranks: ")
+
+
+def _how_started(start: RanksStart) -> str:
+    if start.method == "fork":
+        return "forked"
+    if start.why:
+        return f"not forked, because {start.why}"
+    return "by exec, as `start_method: exec` asks"
 
 
 def _print_tail(cause: Cause) -> None:

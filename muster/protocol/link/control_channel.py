@@ -21,7 +21,7 @@ from muster.protocol.observations.gpus import GpuDevice, IdleGpus, usable
 from muster.protocol.observations.hangs import RankActivity, RankStacks, RecordedRank
 from muster.protocol.observations.hardware_events import EVENTS_MAX, HardwareEvent
 from muster.protocol.observations.interfaces import Interface
-from muster.protocol.observations.node_settings import NodeSetting
+from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
 from muster.protocol.observations.ranks_start import RanksStart
 from muster.protocol.observations.tasks import TaskObservations
 from muster.protocol.observations.traffic import PortHealth
@@ -231,8 +231,8 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True, tag="task"):
     `terms` is the number of the newest terms that are on the node's disk, 0 if none are.
     `stop_stored`: a stop of the task is on the node's disk, or nothing of the task is left there.
     From then on, the node vouches for no task of the attempt. `warned_s` is the `warn_s` of the
-    terms of whose time limit the node has warned its ranks. `start` is None until the first rank of
-    a job with `start_method: fork`.
+    terms of whose time limit the node has warned its ranks. `start` is None until torchrun starts
+    its first rank.
     """
 
     task: TaskId
@@ -319,8 +319,7 @@ Report = Hello | TaskReport | Heartbeat | StacksReport
 class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
     """Answers Hello. `cluster` identifies the coordinator's journal. The agent stops and removes
     its tasks that `keep` does not name. `protocol` is the newest common version. The welcome renews
-    leases as the answer to a heartbeat does. `settings` are those that the coordinator gives this
-    node; the agent refuses the others that it has no right to give.
+    leases as the answer to a heartbeat does. `settings` are those that the coordinator gives.
     """
 
     epoch: int
@@ -496,4 +495,5 @@ Command = (
     | ChangeTerms
     | DumpStacks
     | ForgetTask
+    | GiveSettings
 )

@@ -13,3 +13,12 @@ class NodeSetting(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     value: str
     origin: str = ""
+
+
+class GiveSettings(msgspec.Struct, frozen=True, omit_defaults=True, tag="settings"):
+    """The settings that the coordinator gives a node, all of them, after they have changed. An
+    agent refuses those that it has no right to give. An agent of an earlier version ignores the
+    message, and gets the settings when it connects again.
+    """
+
+    settings: tuple[NodeSetting, ...] = ()

@@ -114,7 +114,8 @@ class EnrolmentApi:
         text = make_join(ca, name, secret)
         wheels = await asyncio.to_thread(settings.read_wheels)
         pin = wheels.pin if wheels is not None else ""
-        return reply(NewJoinSecret(view, text, settings.run_as, pin), status=201)
+        answer = NewJoinSecret(view, text, settings.run_as, pin, settings.python, settings.address)
+        return reply(answer, status=201)
 
     async def revoke_secret(self, request: web.Request) -> web.Response:
         """Revoke a join secret, and return it as it was."""

@@ -4,7 +4,6 @@ A page can point its own name to our address (DNS rebinding), so a name in `Host
 ours. An address cannot be rebound. Under TLS, the certificate proves the name.
 """
 
-import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion10, web
 
+from muster.daemon.listen_address import is_address
 from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.request_parsing import shown
 
@@ -59,7 +59,7 @@ class Origins:
         if found is None:
             raise ApiError(400, "bad_host", f"{where} {shown(host)} is not a host")
         name = _canonical(found["name"])
-        if self._names is None or name in self._names or _is_address(name.strip("[]")):
+        if self._names is None or name in self._names or is_address(name.strip("[]")):
             return
         raise ApiError(
             421,
@@ -78,11 +78,3 @@ def _authority(target: str) -> str:
 
 def _canonical(name: str) -> str:
     return name.lower().rstrip(".")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -64,6 +64,7 @@ from orchestrator.core.nodes.enrolment import (
     refuse_certificate,
     shown,
 )
+from orchestrator.core.nodes.given_settings import changed_settings
 from orchestrator.core.nodes.hardware import hardware_facts, may_be_hardware
 from orchestrator.core.nodes.observations import change_facts, health_facts, settings_facts
 from orchestrator.core.nodes.registration import refuse_registration, registered
@@ -144,6 +145,8 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
                 if isinstance(effect, a.RefuseSession):
                     decision.facts += joined_refused(state, certificate, effect.refused.text)
             return decision
+        case s.SettingsRead(before):
+            return Decision([], changed_settings(state, before, limits.node_settings))
         case s.SessionEnded(session):
             name = state.sessions.get(session)
             return Decision([lf.NodeDisconnected(name, session)] if name is not None else [])

@@ -11,6 +11,7 @@ from muster.protocol.roles import Role
 from muster.protocol.tokens import TokenClass
 from muster.spec.model import JobSpec
 from orchestrator.core.facts.effects import RequestId, Timer
+from orchestrator.core.model.limits import CentralSettings
 from orchestrator.core.model.people import NodeKey, People
 from orchestrator.core.model.plan import PoolPolicy
 
@@ -257,6 +258,12 @@ class ReportReceived(msgspec.Struct, frozen=True):
     report: TaskReport | Heartbeat | StacksReport
 
 
+class SettingsRead(msgspec.Struct, frozen=True):
+    """The settings of agents were read again. `before` are those that were in force."""
+
+    before: CentralSettings
+
+
 class SessionEnded(msgspec.Struct, frozen=True):
     session: SessionId
 
@@ -311,6 +318,7 @@ Input = (
     | RenewReceived
     | HelloReceived
     | ReportReceived
+    | SettingsRead
     | SessionEnded
     | DiskSpaceChecked
     | JobsArchived

@@ -213,9 +213,7 @@ class TaskStarted(TaskFact, durability=LAZY, reschedules=False):
 
 
 class RanksStarted(TaskFact, Inert, durability=LAZY, reschedules=False):
-    """The first rank of a job with `start_method: fork` started on the node, or the first one that
-    was not forked.
-    """
+    """torchrun started its first rank on the node, or the first one that was not forked."""
 
     start: RanksStart
 

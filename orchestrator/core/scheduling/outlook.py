@@ -12,7 +12,7 @@ from muster.protocol.instant import Instant
 from orchestrator.core.facts.jobs import AttemptPlaced
 from orchestrator.core.facts.queue import QueuesPlanned
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.plan import Booking, QueuePlan
+from orchestrator.core.model.plan import Booking, MoveCause, QueueEvent, QueuePlan
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.backfill import schedule
 
@@ -30,9 +30,11 @@ class Outlook(msgspec.Struct, frozen=True):
 
 
 def outlook(state: State, job: Job, now: Instant) -> Outlook:
-    """Judge a waiting job; one that is held or backed off as if it were in its queue."""
+    """Judge a waiting job; one that is held or backed off as if it came into its queue now."""
+    events = []
     if job.phase is not JobPhase.QUEUED:
         job = replace(job, phase=JobPhase.QUEUED)
+        events = [QueueEvent(MoveCause.RELEASE, job.id)]
         queue = list(state.queues.get(job.spec.pool, ()))
         insort(queue, (-job.spec.priority, job.id))
         state = replace(
@@ -40,7 +42,7 @@ def outlook(state: State, job: Job, now: Instant) -> Outlook:
             jobs={**state.jobs, job.id: job},
             queues={**state.queues, job.spec.pool: queue},
         )
-    facts = schedule(state, [], now, state.plan.lease_s, anew={job.id})
+    facts = schedule(state, events, now, state.plan.lease_s, anew={job.id})
     placed = [it for it in facts if isinstance(it, AttemptPlaced)]
     first = {node: it.job for it in placed if it.job != job.id for node in it.nodes}
     starts = any(it.job == job.id for it in placed)

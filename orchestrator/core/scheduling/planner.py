@@ -144,11 +144,12 @@ class Planner:
         valid = old is not None and self._holds(job, old)
         # A job that is new at its place, or has lost its promised start, goes before those behind
         # it. Others respect the promises made to those.
-        lost = old is not None and not valid and job.id in self.promises
+        unknown = old is not None and old.start == math.inf
+        lost = old is not None and not valid and not unknown and job.id in self.promises
         first = self._is_new(job) or lost
         ignored = {job.id} | self._behind(job, promised=first) | self._unsure_elsewhere(job)
         # A job whose start is unknown may not break a promise.
-        if valid and job.id in self.promises:
+        if (valid or unknown) and job.id in self.promises:
             ignored |= profile.endless
         self.unsettled.discard(job.id)
         if self._start(job, ignored):

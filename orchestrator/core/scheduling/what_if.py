@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from muster.protocol.ids import NodeName
+from muster.protocol.ids import JobId, NodeName
 from muster.protocol.instant import Instant
 from orchestrator.core.model.job import JobPhase
 from orchestrator.core.model.node import Drain, rounded_down
@@ -45,6 +45,23 @@ def what_if_state(
         # The promise to the job as it is says nothing about the other one.
         plan = structs.replace(plan, promises={**plan.promises, job.id: -math.inf})
     return replace(state, nodes=there, jobs={**state.jobs, job.id: job}, plan=plan), job
+
+
+def rerun_state(state: State, job: Job, nodes: int) -> tuple[State, Job]:
+    """Copies in which the job has ended, and is about to be submitted again for fewer nodes."""
+    again = replace(
+        job,
+        id=JobId(state.next_job),
+        phase=JobPhase.HELD,
+        spec=structs.replace(job.spec, nodes=nodes, max_nodes=None),
+        attempts=[],
+        avoid=frozenset(),
+    )
+    pool = job.spec.pool
+    queue = [it for it in state.queues.get(pool, ()) if it[1] != job.id]
+    ended = replace(job, phase=JobPhase.ENDED)
+    jobs = {**state.jobs, job.id: ended, again.id: again}
+    return replace(state, jobs=jobs, queues={**state.queues, pool: queue}), again
 
 
 def what_if_text(

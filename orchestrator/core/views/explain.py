@@ -22,7 +22,7 @@ from orchestrator.core.model.node import LinkState, drained_by, rounded_down
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.nodes.liveness import keeps_until
-from orchestrator.core.scheduling.forecast import ends_in_s, forecast
+from orchestrator.core.scheduling.forecast import Forecast, ends_in_s, forecast
 from orchestrator.core.scheduling.gpus import Holder, room
 from orchestrator.core.scheduling.network import reachable_gang
 from orchestrator.core.scheduling.outlook import Outlook, outlook
@@ -39,7 +39,7 @@ from orchestrator.core.scheduling.planned_ends import duration_s, expected_end
 from orchestrator.core.scheduling.reasons import Rejection, jobs_named
 from orchestrator.core.scheduling.restore_hold import why_held, why_job_held
 from orchestrator.core.scheduling.topology import groups
-from orchestrator.core.scheduling.what_if import what_if_state
+from orchestrator.core.scheduling.what_if import rerun_state, what_if_state
 from orchestrator.core.views.display import job_summary, node_state
 from orchestrator.core.views.fabric import plan_of, was_refused
 from orchestrator.core.views.went_ahead import ahead_of, went_ahead
@@ -292,6 +292,8 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
         return f"unknown: {held}", None
     if it.outlook is None:
         found = forecast(state, job, it.line, now)
+    elif it.outlook.starts_now:
+        found = Forecast(0.0, "its nodes are free")
     else:
         found = planned_forecast(state, job, it.outlook, now)
     if found.in_s is None:
@@ -308,11 +310,13 @@ def _when(state: State, job: Job, it: Chance, now: Instant) -> tuple[str, Timest
 
 def _hints(state: State, job: Job, it: Chance, now: Instant) -> Steps[list[str]]:
     """Return the changes that would start the job now, with their commands."""
+    if state.disk_full or why_held(state) or why_job_held(state, job):
+        return []
     if it.found.gang:
         return _hints_of_order(job, it) or (yield from _hint_of_limit(state, job, it, now))
     if it.line:
         return []
-    fewer = yield from _largest_gang(state, job, it)
+    fewer = yield from _largest_gang(state, job, it, now)
     if not fewer:
         return []
     held = ", once released," if job.phase is JobPhase.HELD else ""
@@ -323,7 +327,7 @@ def _hints(state: State, job: Job, it: Chance, now: Instant) -> Steps[list[str]]
 def _hints_of_order(job: Job, it: Chance) -> list[str]:
     """Return hints for a job whose nodes are free, so that only the order keeps it waiting."""
     release = f"muster release {job.id}"
-    if it.line:
+    if it.line if it.outlook is None else not it.outlook.starts_now:
         return []
     match job.phase:
         case JobPhase.HELD:
@@ -352,10 +356,10 @@ def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> Steps[li
     return []
 
 
-def _largest_gang(state: State, job: Job, it: Chance) -> Steps[int]:
+def _largest_gang(state: State, job: Job, it: Chance, now: Instant) -> Steps[int]:
     """Return the most nodes that a smaller gang could have now, 0 for none.
 
-    The verdict is the scheduler's own for such a job.
+    The verdict is the scheduler's own for such a job, which is submitted after all others.
     """
     if job.spec.placement.include and job.spec.nproc_on:
         return 0  # its nodes are named one by one
@@ -368,13 +372,19 @@ def _largest_gang(state: State, job: Job, it: Chance) -> Steps[int]:
     most = min(job.spec.nodes - 1, len(free))
     gangs = [reachable_gang(group, 1, state.networks, most) or () for group in groups(spec, free)]
     together = max(gangs, key=len, default=()) if most else ()
-    # Fewer nodes are wanted, so the scheduler may avoid more nodes that failed the job before.
     for nodes in range(len(together), 0, -1)[:TRIES]:
-        smaller = replace(job, spec=msgspec.structs.replace(job.spec, nodes=nodes, max_nodes=None))
-        if consider(state, smaller).gang:
+        if _starts_as_new(*rerun_state(state, job, nodes), now):
             return nodes
         yield
     return 0
+
+
+def _starts_as_new(state: State, job: Job, now: Instant) -> bool:
+    """True if a job that is not in its queue yet would start now."""
+    if not state.policy(job.spec.pool).is_strict:
+        return outlook(state, job, now).starts_now
+    behind = any(place <= (-job.spec.priority, job.id) for place in state.queues[job.spec.pool])
+    return not behind and bool(consider(state, job).gang)
 
 
 def _story(

@@ -56,7 +56,7 @@ class Story:
             changed = parts
         names = load()
         names["PARTS"].update(changed)
-        self.forks = names["Forks"]()
+        self.forks = names["Forks"](asked=True)
         # The machine may be slow.
         self.forks._safety.TRIAL_S = 60.0
         more(self.forks)
@@ -253,6 +253,22 @@ def reads_the_number_of_threads():
     finally:
         del os.environ["OMP_NUM_THREADS"]
 
+def with_another_affinity(name, preload=""):
+    story = Story(name, preload)
+    os.environ["KMP_AFFINITY"] = "compact"
+    try:
+        return story.run(), story.why()
+    finally:
+        del os.environ["KMP_AFFINITY"]
+
+@story
+def another_affinity():
+    return with_another_affinity("another_affinity")
+
+@story
+def another_affinity_and_the_openmp_that_reads_it():
+    return with_another_affinity("another_affinity_and_the_openmp_that_reads_it", "loads_iomp")
+
 @story
 def adopts_the_rank():
     story = Story("adopts_the_rank", "adopts_orphans")
@@ -307,6 +323,14 @@ except FileExistsError:
     time.sleep(99)
 """
 
+# A library of that name; the rule knows it by its name.
+LOADS_IOMP = """
+import _ctypes, ctypes, os, shutil
+copy = os.path.join(os.path.dirname(__file__), "libiomp5.so")
+shutil.copyfile(_ctypes.__file__, copy)
+ctypes.CDLL(copy)
+"""
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -320,6 +344,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "hangs_again.py").write_text(HANGS_AGAIN)
     (folder / "reads_rank.py").write_text("import os\nRANK = os.environ.get('RANK', '0')\n")
     (folder / "reads_omp.py").write_text("import os\nos.environ.get('OMP_NUM_THREADS')\n")
+    (folder / "loads_iomp.py").write_text(LOADS_IOMP)
     (folder / "exits_early.py").write_text("raise SystemExit(2)\n")
     (folder / "adopts_orphans.py").write_text("import ctypes\nctypes.CDLL(None).prctl(36, 1)\n")
     (folder / "reads_bytes.py").write_text("import os\nRANK = os.environb.get(b'RANK')\n")
@@ -402,6 +427,11 @@ FAILS = "makes a forked process fail (wait status 2304)"
             "reads_the_number_of_threads",
             [None, ["OMP_NUM_THREADS had another value when reads_omp was imported"]],
         ),
+        ("another_affinity", [0, [""]]),
+        (
+            "another_affinity_and_the_openmp_that_reads_it",
+            [None, ["KMP_AFFINITY had another value when torch was imported"]],
+        ),
         ("adopts_the_rank", [None, ["the fork server failed"]]),
         ("reads_another_variable", [0, [""]]),
         (
@@ -434,7 +464,7 @@ def test_a_bootstrap_without_its_parts_starts_ranks_cold(monkeypatch: pytest.Mon
             said.append(message)
             return True
 
-    forks = main.Forks()
+    forks = main.Forks(asked=True)
     assert forks.start("torchrun") is None
     assert not forks.fork(Shim(), None, ["python"], {})  # type: ignore[arg-type]
     forks.started({})

@@ -195,7 +195,7 @@ def read(path):
         return file.read()
 
 def main():
-    forks = bootstrap["Forks"]()
+    forks = bootstrap["Forks"](asked=True)
     # The machine may be slow.
     forks._safety.TRIAL_S = 60.0
     import torch, numpy

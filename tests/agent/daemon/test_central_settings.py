@@ -10,7 +10,7 @@ from agent.central_settings import SettingsInForce
 from agent.config import AgentConfig
 from muster.protocol.ids import SessionId
 from muster.protocol.link.control_channel import Heartbeat, Hello, Welcome
-from muster.protocol.observations.node_settings import NodeSetting
+from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
 from tests.agent.coordinator import Coordinator, Session
 from tests.agent.process_of_agent import AgentProcess, write_config
 
@@ -57,6 +57,20 @@ async def test_an_agent_uses_what_it_is_given_until_the_next_welcome(tmp_path: P
             session = await coordinator.session()
             assert await welcome(session, {}) == now
             assert await changed(session) == before
+
+
+async def test_an_agent_uses_settings_that_change_while_it_is_connected(tmp_path: Path) -> None:
+    async with Coordinator() as coordinator, AgentProcess(write_config(tmp_path, coordinator.url)):
+        session = await coordinator.session()
+        before = await welcome(session, {"hangs.period_s": 2.5})
+        assert (await changed(session))["hangs.period_s"][0] == 2.5
+        other = (NodeSetting("hangs.period_s", "3.5", FROM), NodeSetting("run_as", '"root"', FROM))
+        await session.send(GiveSettings(other))
+        now = await changed(session)
+        assert now["hangs.period_s"] == (3.5, f"coordinator's {FROM}")
+        assert now.keys() == before.keys()
+        await session.send(GiveSettings())
+        assert await changed(session) == before
 
 
 async def test_what_a_coordinator_must_not_give_is_refused_and_logged(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gzip
 import os
 import random
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tenacity import AsyncRetrying, Future, RetryCallState
 
 from agent.link import dialer as dial
@@ -128,3 +130,25 @@ async def test_an_agent_ends_at_once_also_where_no_name_server_answers(
             await dialer.dial("/v1/agent", 1024)
     assert not ended.is_set(), "it waited for the lookup"
     end.set()
+
+
+async def test_an_answer_is_not_unpacked(tmp_path: Path) -> None:
+    packed = gzip.compress(b"\0" * 1_000_000)
+    asked: list[str | None] = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append(request.headers.get("Accept-Encoding"))
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    token = tmp_path / "token"
+    token.write_text("t\n")
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        async with Dialer(f"http://127.0.0.1:{port}", token, None) as dialer:
+            assert await dialer.request("GET", "/code", None, {}, len(packed)) == packed
+    finally:
+        await runner.cleanup()
+    assert asked == ["identity"]

@@ -312,6 +312,23 @@ def test_a_module_that_starts_a_thread_is_named(any_stage: Stage, tmp_path: Path
     any_stage.play(story)
 
 
+@pytest.mark.parametrize("method", ["exec", "fork"])
+def test_the_start_is_reported_with_the_time_of_each_part(
+    any_stage: Stage, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n")
+
+    async def story(node: Node) -> None:
+        status, _ = await run(node, tmp_path, method, "train.py")
+        start = status.start_method
+        assert start is not None
+        assert (start.method, start.why, start.preload_s) == (method, "", 0.0)
+        assert start.import_s > 0
+        assert (start.check_s > 0) == (start.fork_s > 0) == (method == "fork")
+
+    any_stage.play(story)
+
+
 def test_the_garbage_collector_skips_imports_before_the_gate(
     any_stage: Stage, tmp_path: Path
 ) -> None:

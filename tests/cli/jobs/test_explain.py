@@ -36,6 +36,6 @@ def test_both_jobs_say_why_the_short_one_goes_first(capsys: pytest.CaptureFixtur
     hidden = capsys.readouterr().out
     assert "\n  place 2 in the queue of pool default, behind jobs of other users\n" in hidden
     late = printed(4)
-    assert "\nneeds 1 node; 1 free, but kept for earlier jobs\n" in late
+    assert "\nneeds 1 node; 1 free, but kept for other jobs\n" in late
     assert "is free, and job 2 needs it in 10m" in late
     assert "\n  would start now with a time limit of 9m (muster set 4 time_limit=9m)\n" in late

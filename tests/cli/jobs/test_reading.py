@@ -383,6 +383,7 @@ def test_show_says_how_ranks_were_started_and_how_long_each_part_took(
     starts = [
         *[RanksStart("fork", "", 1.0, 0.0, 0.01, 0.02 + number / 10) for number in range(4)],
         RanksStart("exec", why, 1.2, 2.5),
+        RanksStart("exec", "", 1.3, 0.0, 0.0, 0.0001),
         None,
     ]
     tasks = tuple(
@@ -395,7 +396,8 @@ def test_show_says_how_ranks_were_started_and_how_long_each_part_took(
     parts = "(import of torch 1.00 s, check 0.01 s, fork 0.32 s)"
     assert f"ranks: n0, n1, n2 and 1 more: forked {parts}" in shown
     assert f"ranks: n4: not forked, because {why} (import of torch 1.20 s, preload 2.50 s)" in shown
-    assert shown.count("ranks: ") == 2
+    assert "ranks: n5: by exec, as `start_method: exec` asks (import of torch 1.30 s)" in shown
+    assert shown.count("ranks: ") == 3
 
 
 @pytest.mark.parametrize("how", [ExitStatus(signal=9), ExitStatus(1)])

@@ -159,10 +159,13 @@ def test_a_reader_whose_token_is_revoked_gets_no_more(tmp_path: Path) -> None:
             while (await next_event(answer)).get("event") != "NodeRegistered":
                 pass
             async with user_of(coordinator) as admin:
-                revoked = await admin.http.post(f"/v1/tokens/{token.split('_')[2]}/revoke")
-                assert revoked.status == 200
-            while (await user.http.get("/v1/nodes")).status == 200:
-                pass
+                revoke = f"/v1/tokens/{token.split('_')[2]}/revoke"
+                async with admin.http.post(revoke) as revoked:
+                    assert revoked.status == 200
+            status = 200
+            while status == 200:
+                async with user.http.get("/v1/nodes") as nodes:
+                    status = nodes.status
             async with connect(coordinator, "n2") as agent:
                 await agent.hello()
             # Either side may notice first: the next push, or the check of all open requests.

@@ -46,8 +46,11 @@ async def serving(tmp_path: Path) -> AsyncIterator[TestServer]:
 
 
 async def test_who_does_not_take_a_wheel_loses_the_place_to_who_waits(tmp_path: Path) -> None:
-    async with serving(tmp_path) as server, ClientSession(read_bufsize=1) as session:
-        held = await session.get(server.make_url(f"/v1/wheels/{LARGE}"))
+    async with (
+        serving(tmp_path) as server,
+        ClientSession(read_bufsize=1) as session,
+        session.get(server.make_url(f"/v1/wheels/{LARGE}")) as held,
+    ):
         async with session.get(server.make_url(f"/v1/wheels/{SMALL}")) as other:
             assert (other.status, await other.read()) == (200, b"small")
         assert held.status == 200

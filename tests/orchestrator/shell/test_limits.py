@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -37,7 +38,7 @@ from muster.spec.parse import MAX_RETRIES, MAX_WEBHOOKS
 from muster.spec.roles import MAX_NPROC
 from muster.spec.yaml.loader import MAX_VALUES
 from orchestrator.api.http.query_params import PAGE_MAX
-from orchestrator.shell.inbox import WAITING_MAX
+from orchestrator.shell.frame_budget import REPORTS_AT_ONCE, REPORTS_PER_S
 from orchestrator.shell.logs.connection import UNSAID_MAX
 from orchestrator.shell.logs.ingest import STRANGERS_MAX
 from tests.cpu_time import cpu_s
@@ -129,9 +130,21 @@ async def many_ranks(agent: FakeAgent, _link: FakeLogLink, task: TaskId) -> None
 
 
 async def many_reports(agent: FakeAgent, _link: FakeLogLink, task: TaskId) -> None:
-    for pid in range(2 * WAITING_MAX):
+    for pid in range(REPORTS_AT_ONCE + 400):
         ranks = (RankReport(0, 0, pid),)
         await agent.report(task, TaskState.STARTED, prepared=prepared(), ranks=ranks)
+
+
+async def many_heartbeats(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
+    """They are answered, but no faster than one agent may report."""
+    began, more = time.monotonic(), 200
+    for number in range(REPORTS_AT_ONCE + more):
+        await agent.say(Heartbeat(float(number + 100)))
+    while await agent.hear() != HeartbeatAck(float(REPORTS_AT_ONCE + more + 99)):
+        pass
+    took_s = time.monotonic() - began
+    if took_s < 0.9 * more / REPORTS_PER_S:
+        pytest.fail(f"{REPORTS_AT_ONCE + more} heartbeats are taken in {took_s:.2f} s")
 
 
 async def many_foreign_tasks(agent: FakeAgent, _link: FakeLogLink, _task: TaskId) -> None:
@@ -160,6 +173,7 @@ Flood = Callable[[FakeAgent, FakeLogLink, TaskId], Awaitable[None]]
         many_small_chunks,
         many_ranks,
         many_reports,
+        many_heartbeats,
         many_foreign_tasks,
         many_events,
     ],
@@ -278,6 +292,7 @@ async def test_many_readers_of_tails(coordinator: CoordinatorProcess) -> None:
                 await user.cancel(queued)
             for reader in readers:
                 reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
         print(f"the slowest submit after {max(waits) * 1000:.0f} ms of CPU time")
         assert max(waits) < ANSWER_S_MAX
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +37,11 @@ class Logs:
     rig: Rig
     store: LogStore
     http: aiohttp.ClientSession
+    opened: AsyncExitStack
 
     async def link(self) -> FakeLogLink:
-        link = FakeLogLink(await self.http.ws_connect("/agent"))
+        socket = await self.opened.enter_async_context(self.http.ws_connect("/agent"))
+        link = FakeLogLink(socket)
         await link.say(LogHello(HELLO.node, HELLO.agent_id))
         return link
 
@@ -69,8 +72,11 @@ def with_logs(tmp_path: Path, main: Callable[[Logs], Awaitable[None]]) -> None:
         app.router.add_get("/agent", links.serve)
         app.router.add_get("/read", read)
         async with TestServer(app) as server:
-            async with aiohttp.ClientSession(server.make_url("/")) as http:
-                await main(Logs(rig, store, http))
+            async with (
+                aiohttp.ClientSession(server.make_url("/")) as http,
+                AsyncExitStack() as opened,
+            ):
+                await main(Logs(rig, store, http, opened))
             await links.close_all()
         await owner.close()
         store.close()

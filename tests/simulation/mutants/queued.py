@@ -56,7 +56,7 @@ MUTANTS = (
         "a node is promised to two jobs at once",
         _put(profile.Profile, "book", _unbooked),
         ("promise", "queue"),
-        seed=6,
+        seed=10,
         backfill=True,
     ),
     Mutant(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.monitors.hardware.kernel_lines import KernelEvent, Reader, Record, record
+from agent.shims.systemd import unit_of
 from muster.protocol.observations.hardware_events import Grade
 from muster.protocol.observations.xids import NOTES, SHOWN, grade_of
 
@@ -170,6 +171,20 @@ def test_a_kill_for_memory_has_its_task_and_its_numbers() -> None:
         task="7.1.0",
         pid=4321,
     )
+
+
+@pytest.mark.parametrize(
+    "cgroup", [f"/muster.slice/{unit_of('7.1.0')}", f"/muster.slice/{unit_of('7.1.0')}/job/worker"]
+)
+def test_a_kill_in_a_unit_of_systemd_has_its_task(cgroup: str) -> None:
+    reader = Reader()
+    reader.read(
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+        f"oom_memcg={cgroup},task_memcg={cgroup},task=x,pid=4321,uid=9"
+    )
+    seen = reader.read("Memory cgroup out of memory: Killed process 4321 (x) total-vm:9kB")
+    assert seen is not None
+    assert seen.task == "7.1.0"
 
 
 @pytest.mark.parametrize(

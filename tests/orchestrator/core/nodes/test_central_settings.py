@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Welcome
-from muster.protocol.observations.node_settings import NodeSetting
+from muster.protocol.observations.node_settings import GiveSettings, NodeSetting
+from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.limits import CentralSettings, Limits, Settings
 from orchestrator.core.views.display import node_view
 from tests.orchestrator.core.playbook import Cluster
@@ -39,6 +40,22 @@ def test_the_welcome_has_them() -> None:
     (welcome,) = cluster.sent[NodeName("n1")]
     assert isinstance(welcome, Welcome)
     assert welcome.settings == CENTRAL.of("n1", "lab", {})
+
+
+def test_a_change_is_sent_to_the_connected_nodes_that_it_is_for() -> None:
+    cluster = Cluster(limits=Limits(node_settings=CENTRAL))
+    for name in ("n1", "n2", "n3"):
+        cluster.join(name, pool="lab" if name != "n2" else "other")
+    cluster.leave("n3")
+    before = {name: len(sent) for name, sent in cluster.sent.items()}
+    after = CentralSettings(pools={"lab": given("pool", a="9")}, labels=CENTRAL.labels)
+    cluster.limits = Limits(node_settings=after)
+    cluster.turn(s.SettingsRead(CENTRAL))
+    new = {name: sent[before[name] :] for name, sent in cluster.sent.items()}
+    assert new == {"n1": [GiveSettings(after.of("n1", "lab", {}))], "n2": [], "n3": []}
+    # The same file again.
+    cluster.turn(s.SettingsRead(after))
+    assert len(cluster.sent[NodeName("n1")]) == before[NodeName("n1")] + 1
 
 
 def test_what_a_node_reports_is_shown_in_one_line_each() -> None:

@@ -230,7 +230,7 @@ def test_a_full_disk_lets_nobody_in_and_revokes() -> None:
     ("lifetime_s", "quiet_s", "late_s"),
     [
         (60.0, 41.0, 43.0),  # due at 40 s
-        (90 * DAY_S, 62 * DAY_S, 64 * DAY_S),  # due after 60 days
+        (90 * DAY_S, 60.5 * DAY_S, 61.5 * DAY_S),  # due after 60 days
         (365 * DAY_S, 334 * DAY_S, 336 * DAY_S),
     ],
 )

@@ -237,3 +237,21 @@ def test_bookings_that_follow_each_other_need_their_cpus_one_after_the_other() -
     assert [share.gpus for share in shares] == [("GPU-1",), ("GPU-2",), ("GPU-3",)]
     shares = shares_at_peak([held(1, 0, 90, 2), held(2, 50, 300, 4)], 5.0)
     assert sum(share.cpus for share in shares) == 6
+
+
+def test_a_promised_job_takes_a_resumed_node_although_the_start_of_one_ahead_is_unknown() -> None:
+    cluster = cluster_of(2)
+    cluster.submit(limited(HOUR))
+    cluster.run_gang(1)
+    cluster.drain("n1")
+    cluster.submit(spec())
+    cluster.change(2, hold=True)
+    cluster.submit(spec())
+    assert cluster.job(3).starts_by is not None
+    again = restarted(cluster)
+    again.job(2).avoid = frozenset({NodeName("n1")})
+    again.join("n1")
+    again.change(2, hold=False)
+    assert waits(again, 2)  # n0 may be back
+    again.resume("n1")
+    assert not waits(again, 3)

@@ -194,6 +194,48 @@ def test_a_held_job_says_what_a_release_would_do() -> None:
     assert found.hints == ("would start now if released: muster release 2",)
 
 
+def test_no_hint_says_that_a_job_would_start_while_placing_is_held() -> None:
+    cluster = Cluster()
+    cluster.join("n0", "n1")
+    cluster.submit(limited())
+    cluster.submit(spec("second", nodes=2))
+    cluster.submit(spec("third"))
+    cluster.change(3, hold=True)
+    assert explained(cluster, 2).hints
+    cluster.state.awaited = {NodeName("gone")}
+    assert [explained(cluster, job).hints for job in (2, 3)] == [(), ()]
+
+
+@pytest.mark.parametrize("pools", [STRICT, {"default": PoolPolicy()}], ids=["strict", "backfill"])
+def test_a_rerun_with_fewer_nodes_is_behind_all_others(pools: dict[str, PoolPolicy]) -> None:
+    cluster = Cluster(pools=pools)
+    cluster.join("n0", "n1", "n2")
+    cluster.submit(limited())
+    cluster.run_gang(1)
+    cluster.submit(limited(nodes=3))
+    assert explained(cluster, 2).hints == (
+        "would start now with nodes: 2 (muster rerun 2 --set nodes=2, then muster cancel 2)",
+    )
+    cluster.submit(spec("third", nodes=3))
+    assert explained(cluster, 2).hints == ()
+
+
+def test_a_held_job_that_would_go_before_promises_behind_it_is_said_to_start() -> None:
+    cluster = Cluster(pools={"default": PoolPolicy()})
+    cluster.join("n0", "n1")
+    cluster.submit(limited())
+    cluster.run_gang(1)
+    cluster.drain("n1")
+    cluster.submit(spec("second"))
+    cluster.change(2, hold=True)
+    cluster.resume("n1")
+    cluster.submit(limited(nodes=2))
+    assert cluster.job(3).starts_by is not None
+    found = explained(cluster, 2)
+    assert found.hints == ("would start now if released: muster release 2",)
+    assert (found.forecast, in_s(cluster, found)) == ("its nodes are free, were it released now", 0)
+
+
 def test_nothing_starts_now_where_the_coordinator_s_disk_is_full() -> None:
     cluster = Cluster()
     cluster.join("a")
