@@ -350,7 +350,7 @@ def _explain(url: str, error: Exception) -> ConnectionLostError:
             return ConnectionLostError(
                 f"{url} does not accept this node's certificate or token ({status}): a certificate "
                 "waits for `muster node accept`, was revoked, or has expired (muster join gets "
-                "another); into token_file, put a join token of that coordinator",
+                "another); if the node has a token_file, put a join token of the coordinator there",
                 refused=True,
             )
         case aiohttp.WSServerHandshakeError(status=status):

@@ -24,8 +24,8 @@ print(found is not None and found.origin is not None, site.ENABLE_USER_SITE is T
 """
 _FOUND: Final = frozenset({b"True", b"False"})
 _FIX: Final = (
-    "jobs that name no `python` do not run here: set `python` of agent.yaml to an environment with "
-    "torch, and restart the agent"
+    "jobs that need torch and name no `python` do not run here: set `python` of agent.yaml to an "
+    "environment with torch, and restart the agent"
 )
 
 

@@ -43,7 +43,11 @@ def revoke(*, node: str, yes: bool, as_json: bool) -> int:
             note("nothing was revoked")
             return EXIT_CLIENT
     found = connect().call(calls.revoke_node(node))
-    note(f"the certificates of {safe(node)} are revoked")
+    note(f"the certificates of {safe(node)} are revoked, and its connections are closed")
+    note(
+        f"what runs there runs on; `muster ps --node {safe(node)}` shows it. To take the node back:"
+    )
+    note(f"`muster join` there, then `muster node accept {safe(node)}`")
     if as_json:
         print_json(found)
     return 0
