@@ -58,6 +58,15 @@ os.register_at_fork(after_in_child=lambda: time.sleep(99))
 """
 
 # Text of a module, and the words of its refusal; "" if it is accepted.
+NO_IMPORT = """
+import os, sys
+PID = os.getpid()
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if os.getpid() != PID:
+            raise ImportError(name)
+sys.meta_path.insert(0, Finder())
+"""
 PLANTED = {
     "harmless": ("VALUE = 1", ""),
     "thread": (
@@ -136,6 +145,11 @@ PLANTED = {
     ),
     "fails_in_child": (
         "import os\nos.register_at_fork(after_in_child=lambda: os._exit(9))",
+        "makes a forked process fail",
+    ),
+    "no_import_in_child": (NO_IMPORT, "makes a forked process fail"),
+    "wrong_product": (
+        "import torch\ntorch.Tensor.__matmul__ = lambda left, right: left",
         "makes a forked process fail",
     ),
     "thread_in_child": (

@@ -9,7 +9,7 @@ import pytest
 from muster.protocol.ids import TaskId
 from muster.protocol.link.codec import FRAME_BYTES_MAX, CommandFrame, encode
 from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
-from muster.spec.model import Argv, Launcher, Role, Roles, Shell
+from muster.spec.model import Argv, Launcher, Role, Roles, Shell, StartMethod
 from orchestrator.core.engine import react
 from orchestrator.core.gangs import commands
 from orchestrator.core.gangs.host_names import OTHERS_MAX
@@ -75,6 +75,14 @@ def test_only_the_launcher_is_asked_to_listen() -> None:
     plans = arranged()
     assert (plans["gpu-1"].listen_port, plans["gpu-2"].listen_port) == (20000, None)
     assert arranged(launcher=Launcher.NONE)["gpu-1"].listen_port is None
+
+
+def test_the_start_method_and_the_preloaded_modules_reach_the_bootstrap() -> None:
+    keys = ("MUSTER_START_METHOD", "MUSTER_PRELOAD")
+    forked = arranged(preload=("transformers", "einops"))["gpu-2"].env
+    assert [forked.get(key) for key in keys] == ["fork", "transformers einops"]
+    started = arranged(start_method=StartMethod.EXEC)["gpu-2"].env
+    assert [started.get(key) for key in keys] == [None, None]
 
 
 def test_the_environment_of_a_node() -> None:
