@@ -97,6 +97,21 @@ MOOT: Final = frozenset(
             for when in When
         ),
         *(Point(Who.COORDINATOR, Deed.SENDS, "PeopleChanged", when) for when in When),
+        # No course changes settings or users while it runs, or has hooks of a site. An agent that
+        # misses a change has it from the next Welcome: tests/cluster/test_central_settings.py,
+        # tests/cluster/test_hooks.py.
+        *(
+            Point(who, deed, kind, when)
+            for who, deed, kind in (
+                (Who.COORDINATOR, Deed.SENDS, "GiveSettings"),
+                (Who.COORDINATOR, Deed.SENDS, "GiveUsers"),
+                (Who.AGENT, Deed.TAKES, "GiveSettings"),
+                (Who.AGENT, Deed.TAKES, "GiveUsers"),
+                (Who.AGENT, Deed.DECIDES, "SettingsChanged"),
+                (Who.AGENT, Deed.DECIDES, "EpilogSaid"),
+            )
+            for when in When
+        ),
     }
 )
 """It goes by itself then."""
