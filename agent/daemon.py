@@ -131,8 +131,7 @@ class Agent:
         self._clock = clock
         self._settings = SettingsInForce(config, own)
         peers = open_socket(config.peer_port, config.state_dir, shared=config.shared_host)
-        port = 0 if peers is None else peers.getsockname()[1]
-        identity = replace(identity, peer_port=port)
+        identity = replace(identity, peer_port=0 if peers is None else peers.getsockname()[1])
         self._state = State(
             identity,
             NodeObservations(inventory, settings=self._settings.shown()),
@@ -147,8 +146,10 @@ class Agent:
         self._dialer = Dialer(
             config.coordinator, config.token_file, config.tls_ca, config.certificate
         )
-        self._renewal = CertificateRenewal(self._dialer, config.certificate, identity.node, clock)
         self._link = ControlLink(self._dialer, self._inbox)
+        self._renewal = CertificateRenewal(
+            self._dialer, config.certificate, identity.node, clock, self._link.connect_again
+        )
         self._logs = LogShipper(
             self._dialer,
             clock,

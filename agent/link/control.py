@@ -113,6 +113,10 @@ class ControlLink:
             self._connection.refused |= refused
             self._connection.end(why)
 
+    def connect_again(self) -> None:
+        """Close the connection and dial at once, with the certificate that is on disk now."""
+        self.close("this node's certificate was renewed", refused=False)
+
     async def _converse(self, websocket: Websocket) -> str:
         connection = self._connection = _Connection(websocket)
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """Renewal of this node's certificate: at two thirds of its lifetime, and when the coordinator
 refuses it because a later one is in use. Then another machine has a copy of the key, and the
-renewal shows that.
+renewal shows that. The agent connects again with the new one, which ends its predecessor.
 
 A certificate that is signed while the coordinator's clock is wrong does not replace a valid one.
 """
@@ -8,6 +8,7 @@ A certificate that is signed while the coordinator's clock is wrong does not rep
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Never
 
@@ -35,8 +36,16 @@ class CertificateRenewal:
     coordinator signs for it, so that a lost answer can be asked for again with the same key.
     """
 
-    def __init__(self, dialer: Dialer, path: Path | None, node: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        path: Path | None,
+        node: str,
+        clock: Clock,
+        connect_again: Callable[[], None] = lambda: None,
+    ) -> None:
         """Without a path, this node has no certificate."""
+        self._connect_again = connect_again
         self._dialer = dialer
         self._path = path
         self._node = node
@@ -90,6 +99,7 @@ class CertificateRenewal:
         write_atomic(path, made + key, PRIVATE)
         _forget(following)
         _log.info("certificate_renewed")
+        self._connect_again()
         return 0.0
 
 

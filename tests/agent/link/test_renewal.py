@@ -106,3 +106,19 @@ async def test_an_agent_that_keeps_its_certificate_asks_again_with_the_same_key(
     assert len(coordinator.keys) == 2
     assert len(set(coordinator.keys)) == 1
     assert not list(tmp_path.glob("*.next-key"))
+
+
+async def test_an_agent_connects_again_with_a_renewed_certificate_only(tmp_path: Path) -> None:
+    """Until it does, its predecessor is good, and so is a copy of that."""
+    path, again = certificate(tmp_path), []
+    own = NOW + 61 * DAY
+    coordinator = Signing(own + 2 * DAY, 90)
+    dialer = cast("Dialer", coordinator)
+    renewing = CertificateRenewal(
+        dialer, path, NODE, At(own), lambda: again.append(path.read_bytes())
+    )
+    await renewing.step(path)
+    assert again == []
+    coordinator.wall = own
+    await renewing.step(path)
+    assert again == [path.read_bytes()]
