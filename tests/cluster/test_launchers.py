@@ -171,3 +171,36 @@ def test_a_missing_launcher_is_refused_before_the_start(
     job = submit(cluster, tmp_path, launcher=launcher, run="tells.py")
     assert wait(cluster, job) == 123
     assert f"has no {launcher}; install it there" in cluster.muster("show", job).stdout
+
+
+STARTS_A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        pytest.param({"preload": ["planted"]}, "planted started a thread", id="refused module"),
+        pytest.param({"start_method": "exec"}, "start_method: exec", id="exec"),
+    ],
+)
+def test_show_says_why_ranks_were_not_forked(
+    cluster: LocalCluster, tmp_path: Path, wanted: dict[str, Any], why: str
+) -> None:
+    (tmp_path / "planted.py").write_text(STARTS_A_THREAD)
+    (tmp_path / "tells.py").write_text(TELLS)
+    job = submit(
+        cluster,
+        tmp_path,
+        launcher="torchrun",
+        run=["tells.py"],
+        env={"PYTHONPATH": str(tmp_path)},
+        **wanted,
+    )
+    assert wait(cluster, job) == 0, cluster.muster("show", job).stdout
+    (task,) = cluster.client().job(int(job)).attempts[-1].tasks
+    assert task.start is not None
+    assert task.start.method == "exec"
+    assert why in " ".join(cluster.muster("show", job).stdout.split())
