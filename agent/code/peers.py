@@ -29,7 +29,8 @@ _NONCE_BYTES: Final = 12
 _BACKLOG: Final = 256
 _READS: Final = 2
 _KEPT_S: Final = 900.0
-"""Seconds after the last use of its key for which a node answers for an attempt."""
+"""Seconds for which a node answers for an attempt after it has begun to fetch for it. Then it
+forgets the key."""
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 30.0
 
@@ -51,7 +52,6 @@ class Swarm:
     nodes: int
     allowed: frozenset[str]
     peers: dict[int, CodePeer] = field(default_factory=dict)
-    until: float = 0.0
 
 
 class CodePeers:
@@ -63,12 +63,15 @@ class CodePeers:
         port: int,
         wait_s: float,
         bounds: ConnectionBounds = ConnectionBounds(),  # noqa: B008  immutable
+        kept_s: float = _KEPT_S,
     ) -> None:
         """Listens at TCP port `port`, or at any if that is taken, once it is in a swarm. For
-        `wait_s` it waits for content that is not here yet before it says so."""
+        `wait_s` it waits for content that is not here yet before it says so. After `kept_s` it
+        answers for a swarm no more."""
         self._store = store
         self._wait_s = wait_s
         self._bounds = bounds
+        self._kept_s = kept_s
         self._wanted_port = port
         self._swarms: dict[str, Swarm] = {}
         self._arrived = asyncio.Event()
@@ -103,11 +106,12 @@ class CodePeers:
 
     def enter(self, swarm: Swarm) -> None:
         """Answer the nodes of a swarm from now on."""
-        now = asyncio.get_running_loop().time()
-        for old in [each for each in self._swarms.values() if each.until < now]:
-            del self._swarms[old.name]
-        swarm.until = now + _KEPT_S
         self._swarms[swarm.name] = swarm
+        asyncio.get_running_loop().call_later(self._kept_s, self._leave, swarm)
+
+    def _leave(self, swarm: Swarm) -> None:
+        if self._swarms.get(swarm.name) is swarm:
+            del self._swarms[swarm.name]
 
     def arrived(self) -> None:
         """Note that content has arrived, for those who wait for it."""

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 from msgspec.structs import replace
 
 from agent.code.fetch import CodeFetcher, FetchLimits
-from agent.code.peers import NoPeerError, Swarm, seal
+from agent.code.peers import CodePeers, NoPeerError, Swarm, seal
 from agent.code.store import CodeStore
 from muster.bundle.manifest import CodeManifest, File, digest, encode
 from muster.bundle.pack import pack, unpack
@@ -134,6 +134,26 @@ async def test_a_node_gives_only_what_is_in_the_bundle_and_only_to_its_gang(
         ):
             with pytest.raises(NoPeerError, match="404"):
                 await asker.peers.ask(stranger, peer, [inside])
+
+
+async def test_a_node_forgets_an_attempt_after_its_time(tmp_path: Path) -> None:
+    store = CodeStore(tmp_path / "code")
+    store.prepare()
+    store.keep((name, memoryview(text)) for name, text in TEXTS.items())
+    for kept_s, gives in ((600.0, True), (0.0, False)):
+        giver, asker = (CodePeers(store, 0, 0.0, kept_s=kept_s) for _ in range(2))
+        swarm = Swarm("1.1", KEY, 0, 2, frozenset(TEXTS))
+        giver.enter(swarm)
+        try:
+            peer = CodePeer(0, "127.0.0.1", await giver.port())
+            if gives:
+                assert await asker.ask(swarm, peer, list(TEXTS)[:1])
+            else:
+                with pytest.raises(NoPeerError, match="404"):
+                    await asker.ask(swarm, peer, list(TEXTS)[:1])
+        finally:
+            await giver.close()
+            await asker.close()
 
 
 async def test_what_is_no_request_of_a_node_is_refused(tmp_path: Path) -> None:
