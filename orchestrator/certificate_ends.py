@@ -36,34 +36,30 @@ class CertificateEnds:
         self._of_nodes = of_nodes
         self._files = files
         self._clock = clock
-        self._validity: dict[str, tuple[float, float]] = {}
-
-    @property
-    def ends(self) -> dict[str, float]:
+        self.ends: dict[str, float] = {}
         """The end of each certificate that could be read, in UTC seconds."""
-        return {setting: expires for setting, (_, expires) in self._validity.items()}
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each certificate that ends soon."""
         now = self._clock.now().wall
         said = (
-            end_warning(f"the coordinator's {setting}, {self._files[setting]},", *times, now)
-            for setting, times in self._validity.items()
+            end_warning(f"the coordinator's {setting}, {self._files[setting]},", expires, now)
+            for setting, expires in self.ends.items()
         )
         return tuple(why for why in said if why)
 
     def read(self) -> None:
         """Read the files. One that cannot be read is reported elsewhere."""
         # Imported late, because only a coordinator with TLS needs it.
-        from muster.daemon.certificates import validity
+        from muster.daemon.certificates import ends_at
 
         found = {}
         for setting, path in self._files.items():
             try:
-                found[setting] = validity(path.read_bytes())
+                found[setting] = ends_at(path.read_bytes())
             except (OSError, ValueError):
                 continue
-        self._validity = found
+        self.ends = found
 
     def log(self) -> None:
         """Log all warnings; of those about nodes, the first ones and how many more there are."""

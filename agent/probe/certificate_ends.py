@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from agent.config import AgentConfig
 from muster.daemon.clock import SystemClock
-from muster.protocol.certificate_ends import end_warning
+from muster.protocol.certificate_ends import end_warning, missed_renewal_warning
 
 _TIMEOUT_S: Final = 5.0
 _RENEW: Final = (
@@ -29,14 +29,14 @@ def certificate_ends(config: AgentConfig) -> tuple[tuple[str, str], ...]:
     certificate; if it does not answer, others say so."""
     own, ca, coordinator = config.certificate, config.tls_ca, config.coordinator
     found = (
-        (_end(f"the node's certificate {own}", _read(own)), _RENEW),
+        (_end(f"the node's certificate {own}", _read(own), renews=True), _RENEW),
         (_end(f"the CA in {ca}", _read(ca)), _NEW_CA),
         (_end(f"the certificate of {coordinator}", _served(coordinator, own)), _SIGN),
     )
     return tuple((what, fix) for what, fix in found if what)
 
 
-def _end(whose: str, pem: bytes) -> str:
+def _end(whose: str, pem: bytes, *, renews: bool = False) -> str:
     if not pem:
         return ""
     # Imported late, because only a node with a certificate needs it.
@@ -46,7 +46,10 @@ def _end(whose: str, pem: bytes) -> str:
         begins, expires = validity(pem)
     except ValueError:
         return ""
-    return end_warning(whose, begins, expires, SystemClock().now().wall)
+    now = SystemClock().now().wall
+    if renews:
+        return missed_renewal_warning(whose, begins, expires, now)
+    return end_warning(whose, expires, now)
 
 
 def _read(path: Path | None) -> bytes:

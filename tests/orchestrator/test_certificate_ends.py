@@ -42,10 +42,10 @@ def test_a_certificate_within_thirty_days_of_its_end_is_named(tmp_path: Path) ->
         assert certificates.ends["tls.ca"] == ends
         return certificates.warnings()
 
-    assert warnings(ends - 31 * DAY_S) == ()
+    assert warnings(ends - 30.5 * DAY_S) == ()
     (why,) = warnings(ends - 29.5 * DAY_S)
     assert why.startswith(f"the coordinator's tls.ca, {files['tls.ca']}, ends at ")
-    assert len(warnings(ends - 28 * DAY_S)) == 2
+    assert len(warnings(ends - 28.5 * DAY_S)) == 2
     assert " ended at " in warnings(ends + 1)[-1]
 
 

@@ -13,7 +13,7 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from muster.http.enrolment import KEY_RETIRED
-from muster.protocol.certificate_ends import end_warning
+from muster.protocol.certificate_ends import missed_renewal_warning
 from muster.protocol.ids import NodeName
 from muster.protocol.link.control_channel import Refused
 from muster.spec.units import duration_text
@@ -153,7 +153,7 @@ def end_warnings(enrolment: Enrolment, now: float) -> list[str]:
 
 
 def _end_text(key: NodeKey | None, now: float) -> str:
-    said = key and end_warning("its certificate", key.begins, key.expires, now)
+    said = key and missed_renewal_warning("its certificate", key.begins, key.expires, now)
     if key is None or not said:
         return ""
     if key.expires <= now:

@@ -455,6 +455,8 @@ def _link_state(node: Node, now: Instant, keeps_until: float | None, *, revoked:
             if not node.holders:
                 return h.Reason("free", "free")
             running = f"runs {jobs_named(node.holders)}"
+            if (why := starts_nothing(node)) is not None:
+                return h.Reason(why.code, f"{running}; {why.words}")
             if any(share.whole for share in node.holders.values()):
                 return h.Reason("busy", running)
             free = node.inventory.gpus - gpus_used(node)

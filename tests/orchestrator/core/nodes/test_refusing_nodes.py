@@ -25,6 +25,18 @@ def test_it_gets_no_job_until_it_takes_them() -> None:
     assert node_view(cluster.node("a"), cluster.now).state.code == "busy"
 
 
+def test_it_says_so_while_a_job_runs_there() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    cluster.observe("a", refuses_jobs=WHY)
+    state = node_view(cluster.node("a"), cluster.now).state
+    assert (state.code, state.text) == (
+        "refuses_jobs",
+        f"runs job 1; refuses every job: {WHY}",
+    )
+
+
 def test_other_nodes_are_taken() -> None:
     cluster = Cluster()
     cluster.join("a", "b")
