@@ -22,6 +22,23 @@ KEYRINGS: Final = "keyrings"
 _WAIT_S: Final = 10.0
 _HIDING: Final = frozenset({"2", "invisible", "4", "ptraceable"})
 
+_LIKE_A_FENCE: Final = """\
+table inet muster_check {
+chain input {
+type filter hook input priority -5; policy accept;
+iifname != "lo" tcp dport { 20000 } tcp flags & (syn | ack) == syn ip saddr != { 10.0.0.1 } drop
+}
+chain forward {
+type filter hook forward priority -5; policy accept;
+ip6 daddr { fd00::1 } tcp dport 20000 reject with tcp reset
+}
+chain output {
+type filter hook output priority -5; policy accept;
+tcp sport { 20000 } tcp flags & (syn | ack) == (syn | ack) meta skuid { 0 } accept comment "task"
+}
+}
+"""
+
 
 def not_apart(config: AgentConfig) -> dict[str, str]:
     """Return what does not keep jobs apart on this node, with the reasons. Blocks.
@@ -57,8 +74,10 @@ def why_no_demanded_fence(config: AgentConfig) -> str:
 
 
 def why_no_fence() -> str:
-    """Return why this process can write no tables of nftables, or ""."""
-    return run_nft("list", "tables")
+    """Return why this process could not write the rules of a fence, or "". Writes nothing: the
+    kernel looks at rules of all kinds that a fence has.
+    """
+    return run_nft("--check", "-f", "-", text=_LIKE_A_FENCE)
 
 
 def why_nothing_hides() -> str:

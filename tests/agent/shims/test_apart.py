@@ -46,6 +46,18 @@ def test_machines_without_a_known_call_are_named() -> None:
     assert "sparc64" in apart.why_keyrings_are_shared("sparc64")
 
 
+def test_a_kernel_that_lacks_a_rule_of_the_fence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nft = tmp_path / apart.NFT
+    nft.write_text(
+        "#!/bin/sh\nif /bin/grep -q reject; then echo 'no such file: reject' >&2; exit 1; fi\n"
+    )
+    nft.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "no such file: reject" in apart.why_no_fence()
+
+
 def test_a_node_without_nft_or_with_the_fence_off_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
