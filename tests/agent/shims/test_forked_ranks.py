@@ -150,14 +150,20 @@ found["torch threads of a thread"] = sums
 with open(sys.argv[-1] + os.environ["RANK"], "w") as file:
     json.dump({"found": found, "unique": unique}, file, default=str)
 '''
-# Values of one run, of one process, or of the start method.
-OF_A_RUN = r"MUSTER_(START_METHOD|SHIM|TASK|PRELOAD)|MASTER_PORT|TORCHELASTIC_ERROR_FILE"
+OF_THE_METHOD = {"MUSTER_START_METHOD", "MUSTER_PRELOAD"}
+# Each rank has them, with values of its own run.
+OF_A_RUN = {"MUSTER_SHIM", "MUSTER_TASK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE"}
 
 
 def without_run(found: dict[str, Any]) -> dict[str, Any]:
     """The report without the values that differ between any two runs."""
     environ = found.pop("environ")
-    found["environ"] = {k: v for k, v in environ.items() if not re.fullmatch(OF_A_RUN, k)}
+    assert set(environ) >= OF_A_RUN
+    found["environ"] = {
+        name: "" if name in OF_A_RUN else value
+        for name, value in environ.items()
+        if name not in OF_THE_METHOD
+    }
     found["fds"] = {
         fd: [re.sub(r"\[\d+\]|/\d+\.1\.0/", "N", link), inherited]
         for fd, (link, inherited) in found["fds"].items()
