@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from examples.local_cluster import LocalCluster
+from tests.agent.shims.test_forked_ranks import PROBE, without_run
 from tests.cluster.jobs import assert_forked, submit, wait
 
 pytestmark = pytest.mark.torch
@@ -171,6 +173,47 @@ def test_a_missing_launcher_is_refused_before_the_start(
     job = submit(cluster, tmp_path, launcher=launcher, run="tells.py")
     assert wait(cluster, job) == 123
     assert f"has no {launcher}; install it there" in cluster.muster("show", job).stdout
+
+
+OF_A_JOB = {"MUSTER_JOB_ID", "MUSTER_MASTER_PORT", "MUSTER_OUTPUT_DIR", "TORCHELASTIC_RUN_ID"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        pytest.param({"launcher": "accelerate"}, "--mixed_precision bf16 ", id="accelerate"),
+        pytest.param({"launcher": "deepspeed"}, "", id="deepspeed"),
+        pytest.param({"launcher": "torchrun", "nodes": "1..2"}, "", id="elastic"),
+    ],
+)
+def test_a_probe_finds_no_difference_under(
+    cluster: LocalCluster, tmp_path: Path, packages: Path, kind: dict[str, Any], options: str
+) -> None:
+    (tmp_path / "probe.py").write_text(PROBE)
+    reports = []
+    for method in ("exec", "fork"):
+        job = submit(
+            cluster,
+            tmp_path,
+            nproc_per_node=2,
+            env={"PYTHONPATH": str(packages)},
+            start_method=method,
+            run=f"{options}probe.py {tmp_path}/report-{method}-",
+            **{"nodes": 2, **kind},
+        )
+        assert wait(cluster, job) == 0, cluster.muster("show", job).stdout
+        files = sorted(tmp_path.glob(f"report-{method}-*"))
+        assert len(files) == 4
+        made = [without_run(json.loads(file.read_text())["found"]) for file in files]
+        for report in made:
+            # The pool of OpenBLAS is there already in a forked rank.
+            report.pop("Threads")
+            report["environ"] |= dict.fromkeys(OF_A_JOB & set(report["environ"]), "")
+        reports.append(re.sub(rf"(?<![\w-]){job}(?=\.1\.)", "JOB", json.dumps(made)))
+    assert_forked(cluster, job)
+    cold, forked = (json.loads(each) for each in reports)
+    assert forked == cold
 
 
 STARTS_A_THREAD = """
