@@ -191,7 +191,7 @@ def test_a_probe_finds_no_difference_under(
     cluster: LocalCluster, tmp_path: Path, packages: Path, kind: dict[str, Any], options: str
 ) -> None:
     (tmp_path / "probe.py").write_text(PROBE)
-    reports = []
+    reports, job = [], ""
     for method in ("exec", "fork"):
         job = submit(
             cluster,

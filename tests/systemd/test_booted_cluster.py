@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             site.head.sh("cp -r /mnt/muster /root/muster")
             install = commands(0).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
-            site.printed = site.head.sh(f"{PIP}; {commands(1)}").stdout
+            site.printed = site.head.sh(f"{PIP}; {commands(2)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
             file = "/etc/muster/coordinator.yaml"
             short = """s/^join: {/join: {"certificate_s": 60, /"""
@@ -171,7 +171,7 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
 def test_the_lines_again_change_nothing(site: Site) -> None:
     files = "find /etc/muster -type f | sort | xargs sha256sum"
     before = site.head.sh(files).stdout
-    site.head.sh(f"{PIP}; {commands(1)}")
+    site.head.sh(f"{PIP}; {commands(2)}")
     assert site.head.sh(files).stdout == before
     node = site.machines["gpu-01"]
     programs = "stat -c %i /opt/muster && " + files
