@@ -235,7 +235,6 @@ def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     # A new one, so that the copy is not replaced at once.
     before = site.certificate("gpu-02")
     wait_long(lambda: site.certificate("gpu-02") != before, "the node has a new certificate")
-    before = site.certificate("gpu-02")
     site.connected("gpu-02")
     text = node.sh(f"cat {CERTIFICATE}").stdout
     thief.sh(f"printf '%s' '{text}' > {CERTIFICATE}")
@@ -243,8 +242,7 @@ def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     # The node is connected, so its copy is refused, and the operator sees that.
     wait_long(lambda: address(4) in site.state("gpu-02"), "the other agent is shown")
     site.connected("gpu-02")
-    # Both renew: neither is accepted from then on.
-    wait_long(lambda: site.certificate("gpu-02") != before, "the node renews")
+    # Both renew, and either can be the first: neither is accepted from then on.
     wait_long(lambda: "renewed twice" in site.state("gpu-02"), "the copy is seen")
     site.cut("gpu-02")
     thief.sh("systemctl stop muster-agent")
