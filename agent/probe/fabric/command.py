@@ -19,6 +19,7 @@ from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
 from agent.probe.interpreter import NoTorch, UnknownError, look_for_torch
+from agent.probe.udp_port import taken_by_others
 from agent.shims.apart import not_apart
 from agent.shims.backend import may_use_units, why_devices_are_open
 from agent.taskdirs.entrance import cannot_enter
@@ -85,6 +86,7 @@ def asked_by(
         submitters=live and not agent and submitters and os.geteuid() == 0,
         closed=_closed(config) if live and not agent else "",
         certificate_ends=certificate_ends(config) if live and not agent else (),
+        peer_port=taken_by_others(config) if live and not agent else "",
     )
 
 

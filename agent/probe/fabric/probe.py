@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.leftovers.inventory import list_leftovers
 from agent.leftovers.processes import leftover_processes
 from agent.leftovers.units import left_units
-from agent.probe import py_spy_check
+from agent.probe import py_spy_check, udp_port
 from agent.probe.fabric import host_problems, problems
 from agent.probe.fabric.fs_root import FsRoot, Read, Unread
 from agent.probe.fabric.gpus import INSTALL_NVML, NO_NVML, gpus_of, lacks_nvml
@@ -60,7 +60,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
     jobs apart, with the reasons; `closed` is why the user of jobs cannot enter their folders;
     `submitters`: jobs run as the users who submit them; `certificate_ends`: certificates that end
-    soon, each with what to do.
+    soon, each with what to do; `peer_port` is why agents of gangs cannot ask this one.
     """
 
     rules: Rules = Rules()
@@ -81,6 +81,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     closed: str = ""
     submitters: bool = False
     certificate_ends: tuple[tuple[str, str], ...] = ()
+    peer_port: str = ""
 
 
 def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
@@ -161,6 +162,8 @@ def probe(
     if asked.submitters:
         found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
     found += [problems.warning(*end) for end in asked.certificate_ends]
+    if asked.peer_port:
+        found.append(problems.warning(asked.peer_port, udp_port.FIX))
     found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)

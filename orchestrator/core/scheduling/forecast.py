@@ -96,7 +96,7 @@ def _stopped_in_s(job: Job, attempt: Attempt, now: Instant) -> float:
 
 
 def _unknown(trial: State, waiting: Job, job: Job) -> str:
-    """Why `waiting`, which is `job` or a job before it, cannot be placed at any time."""
+    """Return why `waiting`, which is `job` or a job before it, cannot be placed at any time."""
     fitting = [node for node in trial.nodes.values() if unfit(waiting.spec, node) is None]
     used = [node for node in fitting if node.in_service]
     holders = sorted({name for node in used for name, _ in node.holders})

@@ -121,7 +121,7 @@ def siblings_hold(state: State, node: Node) -> tuple[Holder, ...]:
     )
 
 
-def one_a_machine(nodes: Iterable[Node]) -> list[Node]:
+def one_per_machine(nodes: Iterable[Node]) -> list[Node]:
     """Drop nodes whose usable GPUs an earlier node in the list has, too.
 
     Several agents may share a machine; this way no gang gets a GPU twice.

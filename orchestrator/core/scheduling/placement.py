@@ -20,7 +20,7 @@ from orchestrator.core.scheduling.gpus import (
     free_cpus,
     free_memory,
     matching,
-    one_a_machine,
+    one_per_machine,
     room,
     shares,
     siblings_hold,
@@ -100,7 +100,7 @@ _FOR_NOW: Final = frozenset(
 
 
 def unfit(spec: JobSpec, node: Node) -> Rejection | None:
-    """Why this node can never run a task of this job as both are now; None if it can."""
+    """Return why this node can never run a task of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
         return Rejection("pool", f"is in pool {node.inventory.pool}")
     if spec.placement.include and node.name not in spec.placement.included:
@@ -167,7 +167,7 @@ def _without_label(placement: Placement, node: Node) -> Rejection | None:
 
 
 def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
-    """Why a node that fits, or the requested part of it, cannot be taken now; None if it can."""
+    """Return why a fitting node, or the asked part of it, cannot be taken now; None if it can."""
     if node.drain is not None:
         return Rejection("drained", f"is {drained_by(node.drain)}")
     holders = tuple(node.holders)
@@ -257,7 +257,7 @@ def consider(state: State, job: Job) -> Considered:
 
 def usable(job: Job, fitting: list[Node], networks: tuple[str, ...]) -> list[Node]:
     """The nodes that fit, without those that failed the job if it could run without them."""
-    kept = _unspoilt(fitting, job.avoid)
+    kept = _dependable(fitting, job.avoid)
     return kept if enough(job.spec, kept, networks, share_network=bool(job.avoid)) else fitting
 
 
@@ -270,13 +270,13 @@ def choose_gang(
     # Because of two nodes that could not connect, usually only one was at fault.
     faults = blame(job) if job.avoid else {}
     there = [node for node in kept if node.link in _THERE and node.in_service]
-    apart = one_a_machine(free)
+    apart = one_per_machine(free)
     gang, kinds = _first_gang(state, job.spec, apart, there, faults)
     if gang is None and len(apart) < len(free):
         # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
         gang, kinds = _first_gang(state, job.spec, free, there, faults)
         chosen = set(gang or ())
-        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+        apart = one_per_machine(sorted(free, key=lambda n: n.name not in chosen))
     return gang, kinds, apart
 
 
@@ -300,7 +300,7 @@ def _first_gang(
 
 
 def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
-    """Why a free node is in no gang, although enough nodes are free."""
+    """Return why a free node is in no gang, although enough nodes are free."""
     here = sizes[node.name]
     if here >= spec.nodes:
         return _APART
@@ -335,11 +335,11 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
         for node, (_, rejection) in zip(state.nodes.values(), reasons, strict=True)
         if not rejection
     ]
-    fitting = len(one_a_machine(able))
+    fitting = len(one_per_machine(able))
     if fitting >= spec.nodes:
         if enough(spec, able, state.networks):
             return None
-        near = one_a_machine(largest(spec, able))
+        near = one_per_machine(largest(spec, able))
         if len(near) < spec.nodes:
             most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
             return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
@@ -381,8 +381,8 @@ def _together(spec: JobSpec) -> str:
     return f"have the same {spec.placement.shared_label}"
 
 
-def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
-    """Why a gang got these nodes, recorded when it is placed."""
+def placement_reason(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
+    """Return why a gang got these nodes, recorded when it is placed."""
     spec, known = job.spec, state.nodes.values()
     fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
@@ -406,11 +406,11 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """True if a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
-    kept = _unspoilt(fitting, avoid)
+    kept = _dependable(fitting, avoid)
     return enough(spec, kept, state.networks, share_network=bool(avoid))
 
 
-def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
+def _dependable(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # A lost or drained node may never come back, so it is not worth waiting for.
     return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
 

@@ -25,7 +25,7 @@ from orchestrator.core.model.plan import (
 )
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import free_gpus, given, share_of
-from orchestrator.core.scheduling.placement import why_there
+from orchestrator.core.scheduling.placement import placement_reason
 from orchestrator.core.scheduling.planned_ends import (
     LATER_S,
     begun,
@@ -264,7 +264,7 @@ class Planner:
         if not gang:
             return False
         gpus = tuple(given(trial, job.spec, name) for name in gang)
-        why = why_there(trial, job, gang)
+        why = placement_reason(trial, job, gang)
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
@@ -282,8 +282,8 @@ class Planner:
     def _ahead_of(
         self, job: Job, gang: tuple[NodeName, ...], end: float
     ) -> tuple[str, JobPassed | None]:
-        """Why a start before the jobs ahead in the queue delays the first of them by nothing, for
-        the job that starts and for that one; empty and None if none waits there.
+        """Return why a start before the jobs ahead in the queue does not delay the first of them,
+        for the job that starts and for that one; empty and None if none waits there.
         """
         queue = self.state.queues[job.spec.pool]
         placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}

@@ -338,7 +338,7 @@ class Profile:
         ignored: AbstractSet[JobId],
         only: Sequence[NodeName] | None,
     ) -> tuple[tuple[NodeName, ...], State]:
-        """As `judge`, for machines with several agents."""
+        """The same as `judge`, for machines with several agents."""
         names = self.state.nodes if only is None else only
         known = [self.state.nodes[name] for name in names if name in self.state.nodes]
         nodes = {node.name: self._copy(node, start, end, ignored) for node in known}
@@ -464,7 +464,7 @@ class Profile:
         return found
 
     def _room_there(self, gpus: int | None, node: Node, ignored: AbstractSet[JobId]) -> Spans:
-        """As `_room`. A node that is away has no room before it returns."""
+        """The same as `_room`. A node that is away has no room before it returns."""
         spans = self._room(gpus, node, ignored)
         if node.link is LinkState.CONNECTED:
             return spans

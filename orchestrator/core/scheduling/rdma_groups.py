@@ -16,7 +16,7 @@ from orchestrator.core.scheduling.topology import groups as near_groups
 
 
 def without_rdma(spec: JobSpec, node: Node) -> Rejection | None:
-    """Why a node without RDMA hardware cannot serve a job that requires RDMA; None if it can."""
+    """Return why a node without RDMA hardware cannot serve a job; None if it can."""
     rdma = node.inventory.rdma
     if rdma is None or rdma.ports or rdma.expected or not _needs(spec):
         return None

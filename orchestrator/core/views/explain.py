@@ -104,7 +104,7 @@ def _chance(state: State, job: Job, now: Instant) -> Steps[Chance]:
 def explain(
     state: State, job: Job, now: Instant, sees: Callable[[str], bool] = lambda _user: True
 ) -> Explanation:
-    """As `explain_steps`, at once."""
+    """The same as `explain_steps`, at once."""
     return finished(explain_steps(state, job, now, sees))
 
 
@@ -394,7 +394,7 @@ def _story(
     return AttemptStory(
         number=attempt.number,
         nodes=tuple(task.node for task in attempt.tasks),
-        why_there=attempt.why_there,
+        placement_reason=attempt.placement_reason,
         network=attempt.network,
         ended="" if cause is None else cause.text,
         then=_then(job, attempt),

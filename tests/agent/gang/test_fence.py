@@ -124,7 +124,7 @@ except OSError as error:
 
 
 def run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 class Machines:

@@ -36,7 +36,7 @@ def muster(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(TREE), "HOME": "/nowhere", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -223,7 +223,7 @@ def test_a_reader_that_has_seen_enough(node: Node) -> None:
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(TREE)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stderr == ""

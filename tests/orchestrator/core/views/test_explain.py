@@ -1,4 +1,4 @@
-"""Why a job waits: by the scheduler's own verdicts, and in agreement with it always."""
+"""The reason why a job waits: by the scheduler's own verdicts, and in agreement with it always."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_the_nodes_the_reasons_and_the_end_of_each_attempt() -> None:
     assert running.text.startswith("RUNNING: on n0, n1")
     (story,) = running.attempts
     assert story.nodes == ("n0", "n1")
-    assert story.why_there.startswith("of 3 free nodes that fit, those with the fewest GPUs")
+    assert story.placement_reason.startswith("of 3 free nodes that fit, those with the fewest GPUs")
     cluster.end(second, ExitStatus(3))
     cluster.clean(first)
     cluster.clean(second, exit=ExitStatus(3))
