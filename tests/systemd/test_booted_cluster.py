@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,8 @@ from tests.systemd.machines import Machine, address, machines
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900, func_only=True)]
 
 PAGE = TREE / "docs/how-to/install.md"
+INSTALL, UP = "First install Muster there", "Then one step, as root:"
+"""Words of the page that stand before the blocks of commands which the machines run."""
 USER = "trainer"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 # Reaches the coordinator, but no other machine.
@@ -86,9 +89,13 @@ def install_line(printed: str) -> str:
     return found[0]
 
 
-def commands(number: int) -> str:
-    """Return the commands of the page's block of this number."""
-    return str(re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)[number])
+def commands(words: str) -> str:
+    """Return the commands of the first block of the page after a line with these words."""
+    _, found, rest = PAGE.read_text().partition(words)
+    block = re.search(r"^```\n(.*?)^```$", rest, re.DOTALL | re.MULTILINE)
+    assert found, f"{PAGE} has no {words!r}"
+    assert block is not None, f"{PAGE} has no commands after {words!r}"
+    return block[1]
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +121,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             for node in NODES:
                 found[node].sh(f"set -e; {TRAINING}")
             site.head.sh("cp -r /mnt/muster /root/muster")
-            install = commands(0).replace("/path/to/muster", "/root/muster")
+            install = commands(INSTALL).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
-            site.printed = site.head.sh(f"{PIP}; {commands(2)}").stdout
+            site.printed = site.head.sh(f"{PIP}; {commands(UP)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
             file = "/etc/muster/coordinator.yaml"
             short = """s/^join: {/join: {"certificate_s": 60, /"""
             site.head.sh(f"sed -i '{short}' {file} && systemctl restart muster-coordinator")
-            found[NODES[0]].sh(install_line(site.printed))
-            for node in NODES[1:]:
-                found[node].sh(site.line())
+            for node in NODES:
+                line = install_line(site.printed) if node == NODES[0] else site.line()
+                began = time.monotonic()
+                found[node].sh(line)
+                joined = time.monotonic()
+                site.connected(node)
+                listed = time.monotonic() - joined
+                print(f"{node}: the line took {joined - began:.1f} s, then the pool {listed:.1f} s")
             yield site
         finally:
             for machine in found.values():
@@ -171,7 +183,7 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
 def test_the_lines_again_change_nothing(site: Site) -> None:
     files = "find /etc/muster -type f | sort | xargs sha256sum"
     before = site.head.sh(files).stdout
-    site.head.sh(f"{PIP}; {commands(2)}")
+    site.head.sh(f"{PIP}; {commands(UP)}")
     assert site.head.sh(files).stdout == before
     node = site.machines["gpu-01"]
     programs = "stat -c %i /opt/muster && " + files
@@ -263,3 +275,18 @@ def test_a_revoked_node_is_cut_off_alone(site: Site) -> None:
     assert site.links()["gpu-03"] != "connected"
     site.muster("node accept gpu-03")
     site.connected("gpu-03")
+
+
+def test_a_cluster_without_a_start_can_be_started_later(site: Site) -> None:
+    """`up --no-start` makes no user, whom the unit needs."""
+    laptop = site.laptop
+    upgrade = re.search(r"^upgrades, on each: +(.*)$", site.printed, re.MULTILINE)
+    assert upgrade is not None, site.printed
+    laptop.sh(upgrade[1])
+    up = "muster up --run-as trainer --python /opt/training --no-wheels"
+    laptop.sh(f"{up} --no-start")
+    laptop.sh("! getent passwd muster")
+    laptop.sh(up)
+    assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
+    assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
+    assert laptop.sh("muster nodes").returncode == 0
