@@ -12,13 +12,14 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from cryptography import x509
@@ -32,7 +33,10 @@ from muster.daemon.certificates import new_authority, new_key, server_certificat
 from muster.daemon.clock import SystemClock
 from muster.daemon.tls import client_context
 from muster.daemon.units import make_readable
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.states import TaskState
 from tests.cluster.jobs import until
+from tests.orchestrator.fake_agent import FakeAgent, prepared
 
 
 @dataclass
@@ -131,14 +135,14 @@ class Site:
         return status, found.get("code", "")
 
     def answer(
-        self, path: str, body: object, node: str = "", token: str = ""
+        self, path: str, body: object, node: str = "", token: str = "", ticket: str = ""
     ) -> tuple[int, dict[str, str]]:
         """POST to the users' port, or with a node's certificate to that of the agents."""
         ca = self.root / "etc" / "ca.pem"
         context = client_context(ca, self.certificate(node) if node else None)
         port = self.agents_port if node else self.port
         connection = HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "X-Muster-Ticket": ticket}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         with contextlib.closing(connection):
@@ -523,6 +527,46 @@ def test_the_agents_port_is_for_certificates_and_agents_only(site: Site) -> None
     assert (status, problem["detail"]) == (403, "a node's certificate is not a user's token")
     # A certificate is a node, whatever token comes with it.
     assert site.post("/v1/join/secrets", {}, "gpu-04", admin) == (403, "forbidden")
+
+
+async def test_a_node_gets_the_code_of_its_own_tasks_alone(site: Site) -> None:
+    """Another node of the cluster has the ticket, and gets nothing by it."""
+    for node in ("gpu-06", "gpu-07"):
+        await asyncio.to_thread(site.join, node, site.secret())
+    code = site.root / "code"
+    code.mkdir()
+    (code / "train.py").write_text("1")
+    context = client_context(site.root / "etc" / "ca.pem", site.certificate("gpu-06"))
+
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[FakeAgent]:
+        url = f"https://127.0.0.1:{site.agents_port}"
+        async with (
+            aiohttp.ClientSession(url) as http,
+            http.ws_connect("/v1/agent", ssl=context) as link,
+        ):
+            agent = FakeAgent(link, "gpu-06")
+            await agent.hello()
+            yield agent
+
+    async with connected():
+        pass  # so that the coordinator knows the node, and takes a job for it
+    where = ("--set", "placement.include=[gpu-06]", "--set", "workdir=code")
+    await asyncio.to_thread(site.muster, "submit", *where, "--", "true")
+    async with connected() as agent:
+        order = await agent.expect(PrepareTask)
+        path = f"/v1/agent/tasks/{order.task}/peers"
+
+        async def ask(node: str, ticket: str) -> int:
+            body = {"port": 7000}
+            return (await asyncio.to_thread(site.answer, path, body, node, "", ticket))[0]
+
+        assert await ask("gpu-06", order.ticket) == 200
+        assert await ask("gpu-07", order.ticket) == 404
+        assert await ask("gpu-06", "") == 404
+        await agent.report(order.task, TaskState.PREPARED, prepared=prepared())
+        await agent.arrange(order.task)
+        await agent.finish(order.task)
 
 
 def test_the_users_port_has_nothing_for_agents(site: Site) -> None:
