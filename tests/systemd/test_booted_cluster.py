@@ -30,6 +30,40 @@ TRAINING = """\
 python3 -m venv --without-pip /opt/training
 cd /opt/training/lib/python3*/site-packages
 mkdir torch && touch torch/__init__.py"""
+# What a person has on the laptop alone. A rank uses the shipped module, and the ranks talk.
+PROJECT = {
+    "job.yaml": """\
+nodes: 2
+launcher: processes
+run: train.py --steps 3
+placement: {include: [gpu-01, gpu-02]}
+""",
+    "train.py": """\
+import os, socket, sys
+from model.layers import step
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+mine = step(rank + 1) * int(sys.argv[2])
+if rank == 0:
+    with socket.create_server(address, backlog=size) as server:
+        total, hosts = mine, [socket.gethostname()]
+        for _ in range(size - 1):
+            with server.accept()[0] as other:
+                number, host = other.makefile().read().split()
+                total, hosts = total + int(number), [*hosts, host]
+    print("trained on", *sorted(hosts), "to", total)
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as first:
+                first.sendall(f"{mine} {socket.gethostname()}".encode())
+            break
+        except ConnectionRefusedError:
+            pass
+""",
+    "model/layers.py": "def step(x):\n    return 10 * x\n",
+}
 CERTIFICATE = "/var/lib/muster/agent/node.pem"
 # pip looks in a folder, as there is no internet in the machines.
 PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
@@ -167,8 +201,13 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
     assert "is not in PATH" in done.stderr
     # Debian puts ~/.local/bin into the PATH of the next login.
     assert "ann" in laptop.sh("su - ann -c 'muster whoami'").stdout
-    submit = "muster submit --wait -- true 2>&1"
-    assert "SUCCEEDED" in laptop.sh(f"su - ann -c '{submit}'").stdout
+    for path, text in PROJECT.items():
+        file = shlex.quote(f"mkdir -p $(dirname llama/{path}) && cat > llama/{path}")
+        laptop.sh(f"printf %s {shlex.quote(text)} | su - ann -c {file}")
+    done = laptop.sh("su - ann -c 'muster submit -f llama/job.yaml --follow'")
+    assert "(3 files" in done.stderr, done.stderr
+    assert "in 3 new pieces" in done.stderr, done.stderr
+    assert "trained on gpu-01 gpu-02 to 90" in done.stdout
     owners = laptop.sh("find /home/ann ! -user ann").stdout
     assert owners == ""
     # The same person on a node, which has Muster.
