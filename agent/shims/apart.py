@@ -68,10 +68,11 @@ def check_hiding(config: AgentConfig) -> None:
         raise FileError(f"hide_processes: {why}; upgrade to Linux 5.8, or set it to false")
 
 
-def why_no_demanded_fence(config: AgentConfig) -> str:
-    """Return why this process could not write a fence that the site demands, or "". Blocks."""
-    why = why_no_fence() if config.fence else ""
-    return why and f"{why}, and the agent's `fence` is true: repair nftables, or take `fence` out"
+def why_refused_without(fence: str) -> str:
+    """Return why a node whose site demands a fence takes no jobs; `fence` is why there is none, or
+    ""."""
+    end = "and the agent's `fence` is true: repair nftables, or take `fence` out"
+    return fence and f"{fence}, {end}"
 
 
 def why_no_fence() -> str:
