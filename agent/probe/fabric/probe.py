@@ -95,6 +95,21 @@ def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
     return [problems.warning(*asked.no_torch)]
 
 
+def _of_agent(asked: ProbeOptions) -> list[FabricProblem]:
+    """Problems of the agent's configuration, its certificate and its ports."""
+    found = []
+    if asked.refusal is not None:
+        found.append(problems.error(*asked.refusal))
+    if asked.closed:
+        found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
+    if asked.submitters:
+        found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
+    found += [problems.warning(*end) for end in asked.certificate_ends]
+    if asked.peer_port:
+        found.append(problems.warning(asked.peer_port, udp_port.FIX))
+    return found
+
+
 def probe(
     root: Path = Path("/"), asked: ProbeOptions | None = None, read: Read | None = None
 ) -> Probe:
@@ -159,15 +174,7 @@ def probe(
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
     found += host_problems.of_apart(asked.not_apart)
-    if asked.refusal is not None:
-        found.append(problems.error(*asked.refusal))
-    if asked.closed:
-        found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
-    if asked.submitters:
-        found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
-    found += [problems.warning(*end) for end in asked.certificate_ends]
-    if asked.peer_port:
-        found.append(problems.warning(asked.peer_port, udp_port.FIX))
+    found += _of_agent(asked)
     found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)
