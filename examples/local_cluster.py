@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -25,9 +26,11 @@ import yaml
 from muster.client import Client, ClientError, load_settings
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 START_AGENT_S = 2.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 60.0
+# Neither those that agents offer to jobs, nor those that the kernel gives to connections.
+_PORTS = range(10_000, 20_000)
 
 
 class ClusterError(Exception):
@@ -277,8 +280,14 @@ class LocalCluster:
 
 
 def free_port() -> int:
-    """Return a free TCP port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of 127.0.0.1 that is free for TCP and UDP.
+
+    It is below the range from which Linux gives ports to connections. Otherwise, another program
+    could have it by chance before the caller listens there, or while a daemon restarts.
+    """
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                probes.enter_context(socket.socket(type=kind)).bind(("127.0.0.1", port))
+            return port

@@ -1,6 +1,7 @@
 """Fixtures of every test: skips, with the reason, if the machine lacks what a marker names."""
 
 import asyncio
+import gc
 import importlib.util
 import inspect
 import os
@@ -70,6 +71,31 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     test = pyfuncitem.obj
     if inspect.iscoroutinefunction(test):
         pyfuncitem.obj = lambda **fixtures: asyncio.run(test(**fixtures))
+
+
+TESTS = Path(__file__).parent
+# Their tests open connections in this process. Elsewhere, the collections only cost time.
+CONNECT = tuple(
+    TESTS / each
+    for each in ("agent/link", "client", "orchestrator/api", "orchestrator/webhooks", "check")
+)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports have made out of all later collections."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_unclosed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a connection, a response or a file unclosed.
+
+    Each warns when it is collected. A collection at another time would blame another test.
+    """
+    yield
+    if any(request.path.is_relative_to(folder) for folder in CONNECT):
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -112,7 +112,7 @@ class SshServer:
                 assert "already in use" in text, text
                 return False
             try:
-                with socket.create_connection(("127.0.0.1", self.port), timeout=60) as made:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=300) as made:
                     return made.recv(4) == b"SSH-"
             except ConnectionRefusedError:
                 time.sleep(0.01)

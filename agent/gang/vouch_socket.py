@@ -15,6 +15,7 @@ from agent.core.effects import Question
 from agent.core.inputs import VouchReceived
 from agent.core.state import State
 from agent.core.vouching import DATAGRAM_BYTES_MAX, answer, vouched
+from agent.probe.udp_port import EFFECT, FIX, named, owners
 from muster.daemon.durable_files import write_atomic
 from muster.daemon.errors import FileError
 
@@ -42,10 +43,10 @@ def open_socket(wanted: int, state_dir: Path, *, shared: bool) -> socket.socket 
         except FileError as error:
             _log.warning("peer_port_not_kept", why=str(error))
         return found
+    users = named(owners(wanted))
     _log.warning(
         "no_peer_port",
-        why=f"UDP port {wanted} is taken: gangs with this node end if the coordinator is away for "
-        "longer than their lease; free the port, or set `peer_port`",
+        why=f"UDP port {wanted} is taken{users and ' by a program of '}{users}: {EFFECT}; {FIX}",
     )
     return None
 

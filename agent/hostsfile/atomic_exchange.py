@@ -14,21 +14,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from agent.shim.system.libc import libc
+
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _PAUSE_FIRST_S: Final = 0.001
 _PAUSE_MAX_S: Final = 0.02
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def exchange(one: Path, other: Path) -> None:
     """Exchange two names atomically. Raises OSError: EBUSY for a mount point, EINVAL if the file
     system does not support it.
     """
-    if not hasattr(_libc, "renameat2"):
+    if not hasattr(libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    result = _libc.renameat2(
+    result = libc.renameat2(
         ctypes.c_int(_AT_FDCWD),
         os.fsencode(one),
         ctypes.c_int(_AT_FDCWD),

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from agent.shim.system.libc import libc
+
 _IN_MODIFY: Final = 0x00000002
 _IN_Q_OVERFLOW: Final = 0x00004000
 _IN_IGNORED: Final = 0x00008000
@@ -23,8 +25,6 @@ _READ_BYTES: Final = 64 * 1024
 # The first write is reported at once, those of the next few milliseconds together.
 _PAUSE_S: Final = 0.002
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class Inotify:
     """Calls back when files grow. Needs a running loop; `close` ends it."""
@@ -32,7 +32,7 @@ class Inotify:
     def __init__(self) -> None:
         """Raises OSError if no instance is left (fs.inotify.max_user_instances)."""
         self._loop = asyncio.get_running_loop()
-        self._fd = _checked(_libc.inotify_init1(_FLAGS))
+        self._fd = _checked(libc.inotify_init1(_FLAGS))
         self._grown: dict[int, Callable[[], None]] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._fd, self._read)
@@ -43,14 +43,14 @@ class Inotify:
         Raises OSError if no watch is left (fs.inotify.max_user_watches).
         """
         path = f"/proc/self/fd/{fd}".encode()
-        watch = _checked(_libc.inotify_add_watch(self._fd, path, _IN_MODIFY))
+        watch = _checked(libc.inotify_add_watch(self._fd, path, _IN_MODIFY))
         self._grown[watch] = grown
         return watch
 
     def unwatch(self, watch: int) -> None:
         """Remove a watch. Does nothing if the file has gone."""
         if self._grown.pop(watch, None) is not None:
-            _libc.inotify_rm_watch(self._fd, watch)
+            libc.inotify_rm_watch(self._fd, watch)
 
     def close(self) -> None:
         if self._fd < 0:

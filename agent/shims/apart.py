@@ -19,6 +19,7 @@ FENCE: Final = "fence"
 PLACES: Final = "private /tmp"
 HIDDEN: Final = "hidden processes"
 KEYRINGS: Final = "keyrings"
+OFF: Final = "it is switched off (`{}`)"
 _WAIT_S: Final = 10.0
 _HIDING: Final = frozenset({"2", "invisible", "4", "ptraceable"})
 
@@ -50,7 +51,7 @@ def not_apart(config: AgentConfig) -> dict[str, str]:
     users = "" if known else why_users_are_together(config)
     if os.geteuid() != 0:
         return {USERS: users} if users else {}
-    off = "it is switched off (`{}`)".format
+    off = OFF.format
     found = {
         USERS: users,
         FENCE: why_no_fence() if config.fences else off("fence"),

@@ -18,7 +18,7 @@ from examples.rig.supervisor import INIT, INTERPRETER, child_of, remove_cgroups
 
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 EXEC_S = 60.0
-START_S = 10.0
+START_S = 60.0
 NETWORK = "10.77.0"
 # No interface has it, so frames for it are lost silently.
 NOWHERE = "02:00:00:00:00:01"

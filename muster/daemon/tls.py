@@ -89,7 +89,7 @@ class Renewed:
     """
 
     def __init__(self, cert: Path, key: Path, client_ca: Path | None = None) -> None:
-        """As `server_context`. Raises TlsError."""
+        """The same as `server_context`. Raises TlsError."""
         self._cert = cert
         self._key = key
         self._client_ca = client_ca

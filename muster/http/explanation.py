@@ -47,7 +47,7 @@ class AttemptStory(msgspec.Struct, frozen=True):
 
     number: int
     nodes: tuple[str, ...]
-    why_there: str
+    placement_reason: str
     network: str
     ended: str
     then: str

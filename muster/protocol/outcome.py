@@ -49,7 +49,7 @@ class Outcome(enum.Enum):
 
 
 class CauseCode(enum.Enum):
-    """Why an attempt stopped. `Cause.text` has the message."""
+    """The reason why an attempt stopped. `Cause.text` has the message."""
 
     COMPLETED = "completed"
     RANK_FAILED = "rank_failed"

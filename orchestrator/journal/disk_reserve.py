@@ -58,7 +58,7 @@ class DiskReserve:
         self._low = False
 
     def is_full(self, error: sqlite3.Error) -> bool:
-        """As the function of that name, for the journal's disk."""
+        """The same as the function of that name, for the journal's disk."""
         return is_full(error, self._journal.parent)
 
     def keep(self) -> bool:

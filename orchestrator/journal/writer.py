@@ -72,7 +72,7 @@ class JournalWriter:
     async def events(
         self, *, job: int | None, after_seq: int, limit: int, bytes_max: int
     ) -> list[Recorded]:
-        """As `orchestrator.journal.journal.events`, in a thread and beside the writer.
+        """The same as `orchestrator.journal.journal.events`, in a thread and beside the writer.
 
         Raises JournalError.
         """

@@ -317,7 +317,7 @@ class Coordinator:
     async def events(
         self, *, job: int | None, after_seq: int, limit: int, bytes_max: int
     ) -> list[Recorded]:
-        """As `JournalWriter.events`."""
+        """The same as `JournalWriter.events`."""
         read = self._journal.events
         return await read(job=job, after_seq=after_seq, limit=limit, bytes_max=bytes_max)
 

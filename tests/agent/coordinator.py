@@ -42,7 +42,7 @@ from muster.protocol.link.log_channel import (
 )
 
 TOKEN = "muster_join_test"
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 _T = TypeVar("_T", bound=Report)
 
 
@@ -75,7 +75,7 @@ class Session:
         return report
 
     async def next(self, kind: type[_T], that: Callable[[_T], bool] = lambda _: True) -> _T | None:
-        """As `expect`; None where the agent hangs up before."""
+        """The same as `expect`; None where the agent hangs up before."""
         async with asyncio.timeout(DEADLINE_S):
             while (report := await self._reports.get()) is not None:
                 if isinstance(report, kind) and that(report):

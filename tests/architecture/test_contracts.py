@@ -54,7 +54,7 @@ def lint_imports(tree: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "400", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -34,12 +35,15 @@ def python_files() -> list[Path]:
     )
 
 
-def docstrings(file: Path) -> Iterator[tuple[bool, str]]:
+@functools.cache
+def docstrings(file: Path) -> list[tuple[bool, str]]:
     """Each docstring of a file, and whether it is the module's."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(parse(file)):
-        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
-            yield isinstance(node, ast.Module), text
+    return [
+        (isinstance(node, ast.Module), text)
+        for node in ast.walk(parse(file))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+    ]
 
 
 def comments(file: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from examples.local_cluster import free_port
 from muster.check.parse_output import CheckOutput
 from muster.check.program import driver, name_lookup, peer
 
@@ -21,13 +22,7 @@ KEY = "k"
 
 def plan(count: int, **more: Any) -> dict[str, Any]:
     addresses = {f"n{number}": f"127.0.0.{number + 1}" for number in range(count)}
-    return {"networks": {NET: addresses}, "bytes": 1 << 16, "timeout_s": 1.0, "key": KEY, **more}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return {"networks": {NET: addresses}, "bytes": 1 << 16, "timeout_s": 60.0, "key": KEY, **more}
 
 
 def run(folder: Path, wanted: dict[str, Any], count: int) -> CheckOutput:
@@ -49,8 +44,8 @@ def run(folder: Path, wanted: dict[str, Any], count: int) -> CheckOutput:
         )
         for rank in range(count)
     ]
-    said, _ = ranks[0].communicate(timeout=60)
-    assert [rank.wait(60) for rank in ranks] == [0] * count
+    said, _ = ranks[0].communicate(timeout=300)
+    assert [rank.wait(300) for rank in ranks] == [0] * count
     output = CheckOutput()
     for line in said.decode().splitlines():
         output.take(line)
@@ -66,7 +61,7 @@ def test_all_send_to_all(tmp_path: Path) -> None:
 
 
 def test_a_node_on_an_address_that_is_not_its_own_is_left_out(tmp_path: Path) -> None:
-    wanted = plan(5)
+    wanted = plan(5, timeout_s=5.0)
     wanted["networks"][NET]["n4"] = "192.0.2.77"
     output = run(tmp_path, wanted, 5)
     bad = {(pair.sender, pair.receiver) for pair in output.pairs if pair.gb_s is None}

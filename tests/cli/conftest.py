@@ -14,7 +14,7 @@ from tests.orchestrator.fake_agent import connect
 from tests.orchestrator.process import CoordinatorProcess
 
 TREE = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -31,7 +31,7 @@ def imported(run_python: Path, environ: dict[str, str], *arguments: str) -> set[
         env=environ,
         cwd=run_python.parent,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -86,7 +86,7 @@ def test_arguments_in_another_encoding_are_refused_in_words(
         [sys.executable, "-m", "muster.cli", *arguments],
         env=environ,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, b"")
@@ -116,7 +116,7 @@ def test_the_collector_looks_at_nothing_that_was_imported(
         [sys.executable, "-c", COLLECTED, "ps"],
         env=environ,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     # It goes on afterwards: a command may run for days.
@@ -200,7 +200,7 @@ def test_a_closed_stream_changes_no_exit_code(
         ["sh", "-c", f"exec {sys.executable} -m muster.cli {verb} {closed}"],
         env=environ,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == (125 if "nope" in verb else 0), done.stderr

@@ -40,7 +40,7 @@ def test_an_example_runs_and_prints_what_it_says(
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")

@@ -35,7 +35,7 @@ from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 from tests.orchestrator.fake_agent import hello, prepared
 
-PATIENCE_S = 100.0
+PATIENCE_S = 180.0
 _BEGUN = frozenset({TaskState.STARTED, TaskState.CLEANED})
 
 

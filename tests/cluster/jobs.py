@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,7 @@ import yaml
 from examples.local_cluster import LocalCluster
 from muster.protocol.states import JobState
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def submit(cluster: LocalCluster, tmp_path: Path, **job: Any) -> str:
@@ -26,7 +28,7 @@ def submit(cluster: LocalCluster, tmp_path: Path, **job: Any) -> str:
 
 def wait(cluster: LocalCluster, job: str) -> int:
     """Wait for the end of a job; its exit code as `muster wait` returns it."""
-    return cluster.muster("wait", "--timeout", "60s", job, check=False).returncode
+    return cluster.muster("wait", "--timeout", "300s", job, check=False).returncode
 
 
 def assert_forked(cluster: LocalCluster, job: str) -> None:
@@ -55,17 +57,34 @@ def await_running(cluster: LocalCluster, job: str) -> None:
     until(lambda: cluster.client().job(int(job)).state is JobState.RUNNING, f"job {job} runs")
 
 
-def log_of(cluster: LocalCluster, job: str, *options: str) -> str:
-    """The log of a job, once all of it has been delivered: before, the command says what lacks."""
-    found: list[str] = []
+def logs(cluster: LocalCluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `muster logs` once the whole log has been delivered, which may be after the job's end."""
+    found: list[subprocess.CompletedProcess[str]] = []
 
     def delivered() -> bool:
-        done = cluster.muster("logs", "--no-prefix", *options, job, check=False)
-        found[:] = [done.stdout]
-        return done.returncode == 0
+        found[:] = [cluster.muster("logs", *words, check=False)]
+        return found[0].returncode == 0
 
-    until(delivered, f"the log of job {job} is delivered")
+    until(delivered, f"the log is delivered: {' '.join(words)}")
     return found[0]
+
+
+def log_of(cluster: LocalCluster, job: str, *options: str) -> str:
+    """Return the log of a job, once all of it has been delivered."""
+    return logs(cluster, "--no-prefix", *options, job).stdout
+
+
+def limit_in(cluster: LocalCluster, job: str, seconds: float) -> None:
+    """Give a job that runs a time limit that is over in `seconds` from now.
+
+    A limit from the start would count while a busy machine still starts the program.
+    """
+    client = cluster.client()
+    began = client.job(int(job)).started_at
+    assert began is not None
+    limit_s = math.ceil(time.time() - began.timestamp() + seconds)
+    client.change(int(job), {"time_limit": f"{limit_s}s"})
+    until(lambda: not client.job(int(job)).limit_pending, f"the nodes know the limit of job {job}")
 
 
 def alive(pid: int) -> bool:

@@ -23,7 +23,7 @@ SWALLOW = Way(flow=Flow.SWALLOW)
 
 @dataclass
 class ProxiedCluster(LocalCluster):
-    """As LocalCluster; `proxies` has each node's way to the coordinator by the node's name."""
+    """A LocalCluster; `proxies` has each node's way to the coordinator by the node's name."""
 
     heartbeat_s: float = 1.0
     lease_s: float = 120.0

@@ -77,9 +77,12 @@ class Scene:
     def await_words(self, *wanted: str) -> None:
         until(lambda: set(wanted) <= set(self.words()), f"{wanted} in {self.folder}")
 
-    def outlives(self, *ranks: int) -> None:
-        """Wait until these have run for more than three leases from now on, as nothing ended."""
+    def is_away(self) -> None:
+        """Let the ranks count the time that they run for from now on."""
         (self.folder / "away").touch()
+
+    def outlives(self, *ranks: int) -> None:
+        """Wait until these have run for more than three leases, as nothing ended."""
         self.await_words(*(f"outlived 1.{rank}" for rank in ranks))
         assert not [word for word in self.words() if word.startswith("end")]
 
@@ -119,14 +122,23 @@ def mended(cluster: NamespaceCluster) -> Iterator[NamespaceCluster]:
         machine.mend()
 
 
-def test_a_gang_cut_off_from_the_coordinator_runs_on(
+def test_a_gang_cut_off_from_the_coordinator_and_a_single_node_without_lease_run_on(
     mended: NamespaceCluster, tmp_path: Path
 ) -> None:
-    scene = Scene(mended, tmp_path, 2)
-    part([mended.head], scene.machines)
-    scene.outlives(0, 1)
-    scene.is_back()
-    scene.succeeds()
+    for name in ("gang", "single"):
+        (tmp_path / name).mkdir()
+    gang = Scene(mended, tmp_path / "gang", 2)
+    single = Scene(mended, tmp_path / "single", 1)
+    part([mended.head], gang.machines)
+    single.machines[0].cut()
+    for scene in (gang, single):
+        scene.is_away()
+    gang.outlives(0, 1)
+    single.outlives(0)
+    assert single.view().state is JobState.RUNNING
+    gang.is_back()
+    gang.succeeds()
+    single.succeeds()
 
 
 def test_a_member_cut_off_from_the_coordinator_runs_on_and_is_shown(
@@ -134,6 +146,7 @@ def test_a_member_cut_off_from_the_coordinator_runs_on_and_is_shown(
 ) -> None:
     scene = Scene(mended, tmp_path, 2)
     part([mended.head], scene.machines[1:])
+    scene.is_away()
     scene.outlives(0, 1)
     view = scene.view()
     assert view.state is JobState.RUNNING
@@ -180,15 +193,6 @@ def test_of_a_split_gang_that_nobody_sees_both_halves_end(
     scene.await_words("begin 2.0", "begin 2.1")
     scene.never_ran_twice(2)
     scene.succeeds(2)
-
-
-def test_a_single_node_without_lease_runs_on(mended: NamespaceCluster, tmp_path: Path) -> None:
-    scene = Scene(mended, tmp_path, 1)
-    scene.machines[0].cut()
-    scene.outlives(0)
-    assert scene.view().state is JobState.RUNNING
-    scene.is_back()
-    scene.succeeds()
 
 
 def test_a_member_whose_agent_is_away_for_longer_than_the_lease_ends(

@@ -13,7 +13,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, limit_in, submit, until, wait
 
 # Ignores every signal that can be ignored. Daemons in sessions of their own, one of them with an
 # empty environment; a bomb whose processes fork two for each that dies, up to a bound; a port, an
@@ -68,7 +68,8 @@ note()
 daemon(for_ever)
 daemon(bare)
 daemon(lambda: bomb(60))
-time.sleep(0.3)
+while open("pids").read().count("\\n") < 50:
+    time.sleep(0.01)
 with open("up", "w") as file:
     file.write(f"{port.getsockname()[1]}\\n")
 for_ever()
@@ -103,7 +104,6 @@ def test_nothing_of_an_adversary_is_left(cluster: LocalCluster, tmp_path: Path, 
         run="exec python3 train.py",
         stop={"grace": "200ms"},
         retry={"infra": 0},
-        **({"time_limit": "2s"} if end == "limit" else {}),
     )
     port = int(await_file(tmp_path / "up"))
     identity = json.loads((task_folder(cluster, job) / "shim.json").read_text())
@@ -121,7 +121,8 @@ def test_nothing_of_an_adversary_is_left(cluster: LocalCluster, tmp_path: Path, 
             os.kill(shim, signal.SIGKILL)
             agent.start()
         case _:
-            pass
+            await_running(cluster, job)
+            limit_in(cluster, job, 2)
     code = wait(cluster, job)
     assert code == {"cancel": 121, "limit": 124}.get(end, 122)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]

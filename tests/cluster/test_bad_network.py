@@ -174,6 +174,7 @@ def test_a_job_runs_on_and_its_log_is_whole(
 def test_a_half_open_log_connection_is_noticed_too(cluster: ProxiedCluster, tmp_path: Path) -> None:
     job = start_counting(cluster, tmp_path)
     was, proxy = control(cluster), cluster.proxies[NODE]
+    until(lambda: len(proxy.live(LOGS)) == 1, "no log connection of before is left")
     (half_open,) = proxy.live(LOGS)
     proxy.shape(up=SWALLOW, down=SWALLOW, path=LOGS)
     until(lambda: half_open.up.swallows, "bytes are thrown away")
@@ -249,6 +250,7 @@ def test_delayed_messages_arrive_in_order(cluster: ProxiedCluster, tmp_path: Pat
     """A network that comes back before anybody has doubted it: nothing is said twice."""
     job = start_counting(cluster, tmp_path)
     was, proxy = control(cluster), cluster.proxies[NODE]
+    until(lambda: len(proxy.live(LOGS)) == 1, "no log connection of before is left")
     (logs,) = proxy.live(LOGS)
     hold = Way(flow=Flow.HOLD)
     proxy.shape(up=hold, down=hold, path=LOGS)

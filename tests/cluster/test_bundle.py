@@ -56,7 +56,7 @@ def muster(cluster: LocalCluster, cache: Path, *words: str) -> subprocess.Comple
         text=True,
         check=False,
         env=env,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -71,7 +71,7 @@ def test_a_pair_that_is_cut_is_named_and_no_other(
     one, other = (rigged.machines[name] for name in ends)
     one.cut_from(other)
     try:
-        report = check(rigged, "--timeout", "1s", code=2)
+        report = check(rigged, "--timeout", "5s", code=2)
     finally:
         one.mend()
     (fault,) = [f for f in report["findings"] if f["severity"] == "fault"]
@@ -79,7 +79,7 @@ def test_a_pair_that_is_cut_is_named_and_no_other(
     assert all(name in fault["text"] for name in ends)
     if "node-1" not in ends:
         assert fault["nodes"] == list(ends)
-        assert fault["text"].endswith(f"do not reach each other on {NET}: no answer in 1 s")
+        assert fault["text"].endswith(f"do not reach each other on {NET}: no answer in 5 s")
         (network,) = report["networks"]
         assert (network["pairs"], network["failed"]) == (3, 2)
     else:
@@ -139,7 +139,7 @@ def test_a_busy_node_is_waited_for(cluster: LocalCluster, tmp_path: Path) -> Non
         until(check_is_queued, "the check waits for the node")
     finally:
         (tmp_path / "go").touch()
-    said, _ = waiting.communicate(timeout=60)
+    said, _ = waiting.communicate(timeout=300)
     assert json.loads(said)["nodes"] == ["node-1", "node-2", "node-3"]
 
 
@@ -158,7 +158,7 @@ def test_ctrl_c_cancels_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
     try:
         assert "checks 3 nodes; Ctrl-C cancels it" in checking.stderr.readline()
         checking.send_signal(signal.SIGINT)
-        _, said = checking.communicate(timeout=60)
+        _, said = checking.communicate(timeout=300)
     finally:
         (tmp_path / "go").touch()
     job = cluster.client().job(cluster.client().find_job("check"))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from examples.local_cluster import LocalCluster
-from tests.cluster.jobs import submit, until
+from tests.cluster.jobs import logs, submit, until
 
 
 def test_a_node_is_shown_with_the_job_on_it(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -61,5 +61,5 @@ def test_a_batch_script_of_slurm_runs(cluster: LocalCluster, tmp_path: Path) -> 
     )
     done = cluster.muster("submit", "--from-sbatch", str(script), "--wait")
     assert "--partition=gpu is ignored" in done.stderr
-    out = cluster.muster("logs", "--rank", "all", "--no-prefix", "old").stdout
+    out = logs(cluster, "--rank", "all", "--no-prefix", "old").stdout
     assert sorted(out.splitlines()) == [f"rank {rank}" for rank in range(4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,7 @@ def test_a_dirty_gpu_is_not_assigned_until_it_is_clean(one_gpu: OneGpu, tmp_path
     job = submit(one_gpu, tmp_path, run="true", resources={"gpu": 1}, retry=retry)
     client = one_gpu.client()
     # For 50 s it may become free.
-    with contextlib.suppress(AssertionError):
-        until(lambda: bool(client.job(int(job)).attempts[0].cause), "it is refused")
+    until(lambda: any(each.cause for each in client.job(int(job)).attempts), "it is refused")
     until(lambda: client.job(int(job)).state is JobState.QUEUED, "it waits")
     (refused,) = client.job(int(job)).attempts
     assert refused.cause is not None

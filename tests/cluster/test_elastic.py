@@ -13,7 +13,15 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from muster.http.views import JobView
 from muster.protocol.states import JobState
-from tests.cluster.jobs import assert_forked, await_file, environments, submit, until, wait
+from tests.cluster.jobs import (
+    assert_forked,
+    await_file,
+    await_running,
+    environments,
+    submit,
+    until,
+    wait,
+)
 
 # Some minutes: torch has to start six times, and 15 s pass before a node counts as gone.
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
@@ -80,7 +88,7 @@ def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path
     (torchrun,) = launchers(own_cluster, job, 1)
     os.kill(torchrun, signal.SIGKILL)
     until(lambda: worlds(own_cluster, job).count("1") == 2, "the first goes on alone")
-    assert view_of(own_cluster, holder).state is JobState.RUNNING
+    await_running(own_cluster, holder)
     (tmp_path / "second").touch()
     assert wait(own_cluster, holder) == 0
     until(lambda: worlds(own_cluster, job).count("2") == 4, "the node has come back")

@@ -51,7 +51,9 @@ def test_the_first_failure_stops_the_gang_and_is_named(
         cluster,
         tmp_path,
         nodes=3,
-        run='if [ "$MUSTER_NODE_RANK" = 2 ]; then exit 5; fi; sleep 1000',
+        # A rank that has not begun when the gang is stopped has no end.
+        run="touch up.$MUSTER_NODE_RANK; [ $MUSTER_NODE_RANK = 2 ] || exec sleep 1000; "
+        "until [ -e up.0 ] && [ -e up.1 ]; do sleep 0.05; done; exit 5",
         stop={"grace": "5s"},
     )
     assert wait(cluster, job) == 5

@@ -17,7 +17,7 @@ from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
 from examples.rig.rig import missing
 from muster.spec.slurm.shell_words import split_words
-from tests.cluster.jobs import pid_of, until, wait
+from tests.cluster.jobs import logs, pid_of, until, wait
 
 EXAMPLES = Path(next(iter(examples.__path__)))
 torch = pytest.mark.torch
@@ -50,7 +50,7 @@ def submitted(cluster: LocalCluster, folder: Path, *more: str, file: str = "job.
 
 
 def printed(cluster: LocalCluster, job: str, *more: str) -> str:
-    return cluster.muster("logs", "--rank", "all", "--no-prefix", *more, job).stdout
+    return logs(cluster, "--rank", "all", "--no-prefix", *more, job).stdout
 
 
 def seen(cluster: LocalCluster, job: str) -> dict[str, list[str]]:

@@ -50,7 +50,7 @@ def started(daemon: Daemon) -> Iterator[Daemon]:
 def refusal(daemon: Daemon) -> str:
     """Return the last output of a daemon that cannot start."""
     assert daemon.process is not None
-    assert daemon.process.wait(60) == 1
+    assert daemon.process.wait(300) == 1
     text = daemon.log.read_text()
     assert "Traceback" not in text
     return text

@@ -97,7 +97,7 @@ def test_ranks_that_lost_their_connection_are_not_blamed(
 ) -> None:
     (tmp_path / "train.py").write_text(PEERS)
     job = gang(cluster, tmp_path, f"train.py {how}", nproc_per_node=1)
-    ended = cluster.muster("wait", "--timeout", "60s", job, check=False)
+    ended = cluster.muster("wait", "--timeout", "300s", job, check=False)
     assert ended.returncode == code
     found = view(cluster, job)
     cause = found.attempts[0].cause
@@ -126,8 +126,8 @@ def test_a_gang_is_warned_on_all_nodes_and_then_stopped(
         tmp_path,
         nodes=3,
         run=script,
-        time_limit="5s",
-        stop={"warn": "USR1@3s", "grace": "30s"},
+        time_limit="10s",
+        stop={"warn": "USR1@4s", "grace": "30s"},
     )
     stamps = [float(await_file(tmp_path / f"warned.{rank}")) for rank in range(3)]
     running = view(cluster, job)
@@ -136,7 +136,7 @@ def test_a_gang_is_warned_on_all_nodes_and_then_stopped(
     ended = view(cluster, job)
     assert ended.started_at is not None
     print(f"warned {max(stamps) - min(stamps):.3f} s apart")
-    assert all(stamp >= ended.started_at.timestamp() + 1.5 for stamp in stamps)
+    assert all(stamp >= ended.started_at.timestamp() + 3 for stamp in stamps)
     assert [(tmp_path / f"saved.{rank}").read_text() for rank in range(3)] == ["saved\n"] * 3
     steps = [step.text for step in ended.timeline]
     assert "ranks warned that the time limit is near" in steps

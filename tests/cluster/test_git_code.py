@@ -52,7 +52,7 @@ def muster(
         text=True,
         check=False,
         env={**cluster.base_env(), "GIT_SSL_CAINFO": str(server.ca), "HOME": str(server.root)},
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -12,7 +12,7 @@ from examples.local_cluster import LocalCluster
 from examples.rig.rig import missing
 from muster.protocol.states import JobState
 from tests.cluster.cards import GPUS, GpuCluster, GpuMachines, describe, uuid
-from tests.cluster.jobs import await_file, submit, until, wait
+from tests.cluster.jobs import await_file, logs, submit, until, wait
 from tests.cluster.test_hosts import blocks
 
 # Says what it was given, then waits for leave.
@@ -193,5 +193,5 @@ def test_ranks_that_we_start_are_as_many_as_the_gpus_of_the_part(
         resources={"gpu": 2},
     )
     assert wait(one, job) == 0
-    printed = set(one.muster("logs", "--no-prefix", job).stdout.splitlines())
+    printed = set(logs(one, "--no-prefix", job).stdout.splitlines())
     assert printed == {f"{uuid(1, 0)},{uuid(1, 1)} 2"}

@@ -272,7 +272,7 @@ def name_server(machine: Machine, name: str, address: str) -> Iterator[None]:
 
 
 def refused(cluster: NamespaceCluster, folder: Path) -> str:
-    """Why a gang of two was rolled back before it ran."""
+    """Return why a gang of two was rolled back before it ran."""
     job = submit(cluster, folder, nodes=2, run="touch ran", retry={"infra": 0})
     assert wait(cluster, job) != 0
     (attempt,) = view(cluster, job).attempts
@@ -293,8 +293,8 @@ def test_a_name_that_the_resolver_gives_to_another_machine_is_refused(
     for word in ("node-2", "the name node-1 leads to 10.9.9.9", machines[0].address, "agent.yaml"):
         assert word in text
     until(lambda: [machine.hosts() for machine in machines] == before, "no block is left")
-    for node in cluster.client().nodes().nodes:
-        assert node.state.code == "free", node.state.text
+    client = cluster.client()
+    until(lambda: {it.state.code for it in client.nodes().nodes} == {"free"}, "all are free")
 
 
 def test_a_name_that_the_resolver_leads_to_another_address_of_its_node_is_the_nodes(

@@ -24,8 +24,8 @@ from muster.daemon.clock import SystemClock
 from muster.daemon.tls import client_context
 from muster.wheels.manifest import MANIFEST, own_target, read_manifest
 from orchestrator.api.enrolment.install_script import install_script
+from tests.cluster.enrolment import Site
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
 
 WHEEL = "some_thing-1.5-py3-none-any.whl"
 CONTENT = b"the bytes of a wheel" * 50_000
@@ -64,7 +64,7 @@ def write_manifest(folder: Path, *names: str) -> None:
 
 def get(site: Site, path: str) -> tuple[int, bytes]:
     context = client_context(site.root / "etc" / "ca.pem")
-    connection = HTTPSConnection("127.0.0.1", site.port, timeout=30, context=context)
+    connection = HTTPSConnection("127.0.0.1", site.port, timeout=300, context=context)
     with contextlib.closing(connection):
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -82,7 +82,7 @@ def run(command: str, site: Site, code: int = 0, **env: str) -> subprocess.Compl
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         start_new_session=True,
     )
@@ -125,7 +125,7 @@ def test_an_address_has_a_bounded_number_of_answers(site: Site, wheels: Path) ->
     with contextlib.ExitStack() as opened:
         held = []
         for _ in range(8):
-            one = HTTPSConnection("127.0.0.1", site.port, timeout=30, context=context)
+            one = HTTPSConnection("127.0.0.1", site.port, timeout=300, context=context)
             opened.callback(one.close)
             one.request("GET", f"/v1/wheels/{WHEEL}")
             held.append(one.getresponse())
@@ -141,7 +141,7 @@ def test_up_warns_when_it_cannot_fill_the_folder_of_wheels(tmp_path: Path) -> No
     site = Site(tmp_path)
     options = ("--no-start", "--run-as", "SUBMITTER", "--name", "127.0.0.1", "--dir", "etc")
     nowhere = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "none")}
-    done = site.muster("up", *options, timeout_s=100, env=nowhere)
+    done = site.muster("up", *options, timeout_s=300, env=nowhere)
     assert "warning: nodes cannot install Muster from here" in done.stderr
     assert "run `muster up` again where pip reaches an index" in done.stderr
     assert "curl" not in done.stdout

@@ -1,4 +1,4 @@
-"""A cluster by `muster up` and `muster join`, and those who try to get in without."""
+"""Nodes that join by one line, and those who try to get in without."""
 
 from __future__ import annotations
 
@@ -8,214 +8,32 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import ssl
-import subprocess
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from http.client import HTTPSConnection
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
-from cryptography import x509
 
 from agent import join
-from agent.link.dialer import ConnectionLostError, Dialer
-from agent.link.renewal import CertificateRenewal
-from examples.local_cluster import MUSTER, Daemon, free_port
-from muster.client import Client, load_settings
 from muster.daemon.certificates import new_authority, new_key, server_certificate, signing_request
 from muster.daemon.clock import SystemClock
 from muster.daemon.tls import client_context
-from muster.daemon.units import make_readable
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.states import TaskState
+from tests.cluster.enrolment import Site, running
 from tests.cluster.jobs import until
-
-
-@dataclass
-class Site:
-    """A folder in which `muster up` and `muster join` write, and the daemons of it."""
-
-    root: Path
-    options: tuple[str, ...] = ()
-    wheels: bool = False
-    port: int = field(default_factory=free_port)
-    agents_port: int = field(default_factory=free_port)
-    daemons: list[Daemon] = field(default_factory=list)
-
-    @property
-    def env(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
-        return {**kept, "HOME": str(self.root), "MUSTER_CONFIG": str(self.root / "client.yaml")}
-
-    def muster(
-        self,
-        *words: str,
-        stdin: str = "",
-        code: int = 0,
-        timeout_s: float = 240,
-        env: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [MUSTER, *words],
-            env={**self.env, **(env or {})},
-            cwd=self.root,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == code, (words, done.stdout, done.stderr)
-        return done
-
-    def up(self, env: Mapping[str, str] | None = None) -> str:
-        where = ("--dir", "etc", "--listen", "127.0.0.1", "--name", "127.0.0.1")
-        ports = ("--port", str(self.port), "--agents-port", str(self.agents_port))
-        given = (*where, *ports, "--run-as", "SUBMITTER", "--user", "ada", "--no-start")
-        wheels = () if self.wheels else ("--no-wheels",)
-        return self.muster("up", *given, *wheels, *self.options, timeout_s=100, env=env).stdout
-
-    def start(self, name: str, *words: str, **env: str) -> Daemon:
-        made = Daemon(name, [MUSTER, *words], {**self.env, **env}, self.root / f"{name}.log")
-        self.daemons.append(made)
-        made.start()
-        return made
-
-    def serve(self) -> None:
-        config = str(self.root / "etc" / "coordinator.yaml")
-        daemon = self.start("coordinator", "coordinator", "--config", config)
-        until(lambda: '"serving"' in daemon.tail(), "the coordinator serves")
-
-    def secret(self, *options: str) -> str:
-        line = self.muster("token", "create", "--join", *options).stdout
-        return line.split()[3]
-
-    def join(self, node: str, secret: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        where = ("--dir", node, "--no-start", "--run-as", "SUBMITTER")
-        target = f"127.0.0.1:{self.port}"
-        return self.muster("join", target, "--node", node, *where, stdin=f"{secret}\n", code=code)
-
-    def agent(self, node: str) -> Daemon:
-        own = {
-            "MUSTER_AGENT_PEER_PORT": str(free_port()),
-            "MUSTER_AGENT_SHARED_HOST": "true",
-            "MUSTER_AGENT_SHIMS": "forked",
-        }
-        config = str(self.root / node / "agent.yaml")
-        return self.start(node, "agent", "--config", config, **own)
-
-    def client(self) -> Client:
-        return Client.of(load_settings(self.env))
-
-    def links(self) -> dict[str, str]:
-        return {node.name: node.link for node in self.client().nodes().nodes}
-
-    def metrics(self) -> str:
-        context = client_context(self.root / "etc" / "ca.pem", None)
-        connection = HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
-        token = load_settings(self.env).token
-        with contextlib.closing(connection):
-            connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
-            return connection.getresponse().read().decode()
-
-    def certificate(self, node: str) -> Path:
-        return self.root / node / "agent" / "node.pem"
-
-    def post(self, path: str, body: object, node: str = "", token: str = "") -> tuple[int, str]:
-        """POST as `answer`, and return the status and the code of the problem."""
-        status, found = self.answer(path, body, node, token)
-        return status, found.get("code", "")
-
-    def answer(
-        self, path: str, body: object, node: str = "", token: str = ""
-    ) -> tuple[int, dict[str, str]]:
-        """POST to the users' port, or with a node's certificate to that of the agents."""
-        ca = self.root / "etc" / "ca.pem"
-        context = client_context(ca, self.certificate(node) if node else None)
-        port = self.agents_port if node else self.port
-        connection = HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
-        headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        with contextlib.closing(connection):
-            connection.request("POST", path, json.dumps(body), headers)
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-
-
-@contextlib.contextmanager
-def running(root: Path, *options: str) -> Iterator[Site]:
-    site = Site(root, options)
-    try:
-        site.up()
-        site.serve()
-        yield site
-    finally:
-        for daemon in reversed(site.daemons):
-            daemon.stop()
+from tests.orchestrator.fake_agent import FakeAgent, prepared
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with running(tmp_path_factory.mktemp("site")) as made:
         yield made
-
-
-def test_up_writes_a_whole_cluster_and_changes_nothing_when_it_runs_again(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    first = site.up()
-    assert f"muster join 127.0.0.1:{site.port} --run-as SUBMITTER" in first
-    assert "muster user add" in first
-    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
-    private = {path.name for path in files if path.stat().st_mode & 0o777 == 0o600}
-    assert private == {"ca-key.pem", "server-key.pem", "tokens.yaml", "client.yaml"}
-    config = yaml.safe_load((tmp_path / "etc/coordinator.yaml").read_text())
-    assert config["pools"] == {"default": {"defaults": {"time_limit": "1d"}}}
-    site.muster("coordinator", "--config", "etc/coordinator.yaml", "--check")
-
-    assert site.up() == first
-    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files} == before
-    assert "muster_" not in first
-
-
-def test_up_needs_no_other_program(tmp_path: Path) -> None:
-    """A small system has no `ip`. The certificate is for the addresses of the machine all the
-    same."""
-    site = Site(tmp_path)
-    site.up({"PATH": "/nowhere"})
-    certificate = x509.load_pem_x509_certificate((tmp_path / "etc" / "server.pem").read_bytes())
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    found = {str(each) for each in names.get_values_for_type(x509.IPAddress)}
-    assert "127.0.0.1" in found
-    # Without a route there is no other.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))
-        assert probe.getsockname()[0] in found
-
-
-def test_up_and_join_ask_for_the_user_of_the_jobs(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    assert "--run-as" in site.muster("up", "--dir", "etc", "--no-start", code=2).stderr
-    assert not (tmp_path / "etc").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the text is for root")
-def test_up_says_who_is_the_first_admin_and_as_whom_jobs_run(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    words = ("--dir", "etc", "--name", "127.0.0.1", "--no-start", "--no-wheels")
-    said = site.muster("up", *words, "--run-as", "trainer", "--user", "ada").stderr
-    said = " ".join(said.split())
-    assert f"ada is the first admin, with the token in {tmp_path}/client.yaml" in said
-    # Not by PATH: sudo may have one without /usr/local/bin.
-    assert f"sudo {MUSTER} nodes" in said
-    assert f"sudo {MUSTER} token create --user ada" in said
-    assert "useradd --create-home trainer" in said
-    assert "single_team: true" in said
 
 
 def test_one_user_for_all_jobs_is_what_the_operator_means(site: Site) -> None:
@@ -261,29 +79,6 @@ def test_a_hardened_shell_closes_nothing_that_others_need(tmp_path: Path) -> Non
     for name in ("etc/ca-key.pem", "etc/server-key.pem", "etc/tokens.yaml", "client.yaml"):
         assert (tmp_path / name).stat().st_mode & 0o077 == 0, name
     assert (tmp_path / "var/muster/agent/node.pem").stat().st_mode & 0o077 == 0
-
-
-def test_an_installation_can_be_opened_for_all(tmp_path: Path) -> None:
-    venv, out = tmp_path / "venv", tmp_path / "out"
-    (venv / "bin").mkdir(parents=True)
-    out.write_text("")
-    (venv / "bin" / "muster").write_text("")
-    (venv / "pyvenv.cfg").write_text("")
-    (venv / "link").symlink_to(out)
-    for path, mode in (
-        (out, 0o600),
-        (venv / "bin" / "muster", 0o700),
-        (venv / "pyvenv.cfg", 0o600),
-    ):
-        path.chmod(mode)
-    for path in (venv / "bin", venv):
-        path.chmod(0o700)
-    assert make_readable(venv)
-    assert not make_readable(venv)
-    modes = [path.stat().st_mode & 0o777 for path in (venv, venv / "bin", venv / "bin" / "muster")]
-    assert modes == [0o755, 0o755, 0o755]
-    assert (venv / "pyvenv.cfg").stat().st_mode & 0o777 == 0o644
-    assert out.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
@@ -507,113 +302,6 @@ def test_a_known_name_waits_for_an_operator_and_a_revoked_node_is_cut(site: Site
     )
 
 
-def test_the_agents_port_is_for_certificates_and_agents_only(site: Site) -> None:
-    site.join("gpu-04", site.secret())
-    admin = load_settings(site.env).token
-    context = client_context(site.root / "etc" / "ca.pem")
-    connection = HTTPSConnection("127.0.0.1", site.agents_port, timeout=30, context=context)
-
-    def ask() -> None:
-        connection.request("GET", "/v1/nodes", headers={"Authorization": f"Bearer {admin}"})
-        connection.getresponse().read()
-
-    with contextlib.closing(connection), pytest.raises((ssl.SSLError, ConnectionError)):
-        ask()
-    status, problem = site.answer("/v1/jobs", {}, "gpu-04")
-    assert (status, problem["detail"]) == (403, "a node's certificate is not a user's token")
-    # A certificate is a node, whatever token comes with it.
-    assert site.post("/v1/join/secrets", {}, "gpu-04", admin) == (403, "forbidden")
-
-
-def test_the_users_port_has_nothing_for_agents(site: Site) -> None:
-    """They have a listener of their own, which demands a certificate."""
-    admin = load_settings(site.env).token
-    for token in ("", admin, f"muster_join_{'0' * 8}_{'0' * 64}"):
-        renew = site.post("/v1/agent/certificate", {"request": ""}, token=token)
-        assert renew == (404, "no_such_route")
-        peers = site.post("/v1/agent/tasks/1.1.n1/peers", {}, token=token)
-        assert peers == (404, "no_such_route")
-
-
-async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site: Site) -> None:
-    await asyncio.to_thread(lambda: site.join("gpu-05", site.secret()))
-    path = site.certificate("gpu-05")
-    first = path.read_bytes()
-    stolen = path.with_name("stolen.pem")
-    stolen.write_bytes(first)
-    ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
-
-    async def renew(file: Path) -> str:
-        """Renew once; returns why not."""
-        async with Dialer(url, None, ca, file) as dialer:
-            renewal = CertificateRenewal(dialer, file, "gpu-05", SystemClock())
-            try:
-                await renewal.step(file, at_once=True)
-            except ConnectionLostError as error:
-                return str(error)
-        return ""
-
-    assert await renew(path) == ""
-    assert path.read_bytes() != first
-    assert "renewed twice" in await renew(stolen)
-    assert "no node has this certificate" in await renew(path)
-
-
-@contextlib.contextmanager
-def thief(site: Site, node: str) -> Iterator[Daemon]:
-    """An agent that has a copy of a node's certificate and key, and has renewed it."""
-    own = site.root / f"thief-of-{node}"
-    (own / "agent").mkdir(parents=True)
-    copy = own / "agent" / "node.pem"
-    shutil.copy(site.certificate(node), copy)
-    text = (site.root / node / "agent.yaml").read_text()
-    (own / "agent.yaml").write_text(text.replace(f"/{node}/agent", f"/{own.name}/agent"))
-
-    async def renew() -> None:
-        ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
-        async with Dialer(url, None, ca, copy) as dialer:
-            await CertificateRenewal(dialer, copy, node, SystemClock()).step(copy, at_once=True)
-
-    asyncio.run(renew())
-    daemon = site.agent(own.name)
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
-
-
-def test_a_node_whose_copy_came_first_ends_both_at_once(site: Site) -> None:
-    """The copy was renewed and connected while the node was away."""
-    site.join("gpu-30", site.secret())
-    agent = site.agent("gpu-30")
-    until(lambda: site.links().get("gpu-30") == "connected", "the node is in the pool")
-    agent.stop()
-    until(lambda: site.links()["gpu-30"] != "connected", "the node is away")
-    with thief(site, "gpu-30"):
-        until(lambda: site.links()["gpu-30"] == "connected", "the copy has the name")
-        site.agent("gpu-30")
-        until(lambda: site.links()["gpu-30"] != "connected", "the copy is cut off")
-        shown = " ".join(site.muster("node", "show", "gpu-30").stdout.split())
-        assert "renewed twice, so a copy of its key is in use" in shown
-        assert "revoked; to take it back: muster join, then muster node accept gpu-30" in shown
-        assert "renewed twice" in " ".join(site.muster("nodes").stdout.split())
-        assert 'muster_certificate_copied{name="gpu-30"} 1.0' in site.metrics()
-        said = [
-            line
-            for line in map(json.loads, site.daemons[0].log.read_text().splitlines())
-            if line["event"] == "NodeRevoked" and line["node"] == "gpu-30"
-        ]
-        assert [line["level"] for line in said] == ["warning"]
-        assert "renewed twice" in said[0]["why"]
-    # Neither comes back before an operator accepts the node, which makes a key of its own.
-    again = site.join("gpu-30", site.secret()).stdout
-    assert "this node has made a new key" in again
-    assert "waits for" in again
-    site.muster("node", "accept", "gpu-30")
-    until(lambda: site.links()["gpu-30"] == "connected", "the node is back")
-    assert 'muster_certificate_copied{name="gpu-30"}' not in site.metrics()
-
-
 def test_a_node_that_was_accepted_is_in_the_pool_with_its_next_dial(site: Site) -> None:
     site.join("gpu-31", site.secret())
     site.muster("node", "revoke", "gpu-31")
@@ -678,3 +366,43 @@ def test_a_node_whose_agent_never_connected_is_listed_and_can_be_forgotten(site:
     site.muster("node", "remove", "gpu-34")
     assert "gpu-34" not in site.links()
     assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-34")[0] == 401
+
+
+async def test_a_node_gets_the_code_of_its_own_tasks_alone(site: Site) -> None:
+    """Another node of the cluster has the ticket, and gets nothing by it."""
+    for node in ("gpu-06", "gpu-07"):
+        await asyncio.to_thread(site.join, node, site.secret())
+    code = site.root / "code"
+    code.mkdir()
+    (code / "train.py").write_text("1")
+    context = client_context(site.root / "etc" / "ca.pem", site.certificate("gpu-06"))
+
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[FakeAgent]:
+        url = f"https://127.0.0.1:{site.agents_port}"
+        async with (
+            aiohttp.ClientSession(url) as http,
+            http.ws_connect("/v1/agent", ssl=context) as link,
+        ):
+            agent = FakeAgent(link, "gpu-06")
+            await agent.hello()
+            yield agent
+
+    async with connected():
+        pass  # so that the coordinator knows the node, and takes a job for it
+    where = ("--set", "placement.include=[gpu-06]", "--set", "workdir=code")
+    await asyncio.to_thread(site.muster, "submit", *where, "--", "true")
+    async with connected() as agent:
+        order = await agent.expect(PrepareTask)
+        path = f"/v1/agent/tasks/{order.task}/peers"
+
+        async def ask(node: str, ticket: str) -> int:
+            body = {"port": 7000}
+            return (await asyncio.to_thread(site.answer, path, body, node, "", ticket))[0]
+
+        assert await ask("gpu-06", order.ticket) == 200
+        assert await ask("gpu-07", order.ticket) == 404
+        assert await ask("gpu-06", "") == 404
+        await agent.report(order.task, TaskState.PREPARED, prepared=prepared())
+        await agent.arrange(order.task)
+        await agent.finish(order.task)

@@ -275,7 +275,7 @@ def test_kill_9(
         cluster.client().resume("node-2", check=False)
     story.touch("go-setup")
     story.touch("go")
-    ended = cluster.client().wait(story.job, timeout_s=60)
+    ended = cluster.client().wait(story.job, timeout_s=300)
 
     # A task without its shim is not "still running": it has failed, and another attempt is made.
     again = who in ("shims", "all") and phase in (preparing, arranging, starting, running)

@@ -95,7 +95,7 @@ def quick_answers(cluster: LocalCluster) -> Iterator[None]:
         yield
     finally:
         over.set()
-        asking.join(60)
+        asking.join(300)
     assert waits
     print(f"{len(waits)} answers, the slowest after {max(waits) * 1000:.0f} ms of CPU time")
     assert failures == []

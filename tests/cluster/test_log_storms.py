@@ -110,7 +110,7 @@ def test_a_storm_of_one_rank_arrives_whole(
         assert max(shims(own_cluster).values()) < GROWTH_MAX
         (tmp_path / "end").touch()
         assert wait(own_cluster, job) == 0
-        follower.join(120)
+        follower.join(300)
         assert results
         assert results[0][:2] == wanted
         again = digest_of(own_cluster.command("logs", job), environ)
@@ -130,7 +130,7 @@ def slow_reader(
     cluster: LocalCluster, job: str
 ) -> tuple[http.client.HTTPConnection, socket.socket]:
     settings = load_settings(cluster.base_env())
-    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=300)
     connection.connect()
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     headers = {"Authorization": f"Bearer {settings.token}"}
@@ -165,7 +165,7 @@ def test_slow_readers_slow_nobody_and_cost_nothing(
         fast = threading.Thread(target=lambda: results.append(digest_of(argv, environ)))
         fast.start()
         (tmp_path / "go").touch()
-        fast.join(120)
+        fast.join(300)
         assert results
         assert results[0][:2] == wanted, "the fast one has it all"
         assert max(read) < 500_000, "while the slow ones have not"
@@ -176,4 +176,4 @@ def test_slow_readers_slow_nobody_and_cost_nothing(
         until(lambda: min(read) > 3000, "each of them is served")
     stop.set()
     for reader in readers:
-        reader.join(60)
+        reader.join(300)

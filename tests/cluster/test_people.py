@@ -30,7 +30,7 @@ class Person:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 
@@ -130,7 +130,7 @@ def test_a_user_who_leaves_is_cut_off_at_once(
     ) as reader:
         assert olga("user", "disable", "dan", "--end-jobs").returncode == 125
         cluster.muster("user", "disable", "dan", "--keep-jobs")
-        _, said = reader.communicate(timeout=60)
+        _, said = reader.communicate(timeout=300)
     assert reader.returncode == 125
     assert "the user dan is disabled" in said
     assert dan("cancel", job).returncode == 125

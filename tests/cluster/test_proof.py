@@ -10,7 +10,7 @@ import pytest
 from muster.http.views import AttemptView
 from muster.protocol.observations.traffic import Carrier
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, log_of, submit, until, wait
+from tests.cluster.jobs import alive, await_file, log_of, logs, submit, until, wait
 from tests.cluster.scripted_fabric import ScriptedCluster
 from tests.fabric import nccl_lines as lines
 
@@ -172,9 +172,9 @@ def test_lines_are_kept_with_the_logs_and_not_in_the_output(
     (tmp_path / "enough").touch()
     job = gang(cluster, tmp_path, lines.IB_2_18, lines.IB_2_18)
     assert wait(cluster, job) == 0
-    logs = cluster.muster("logs", "--tail", "all", "--rank", "all", job)
-    assert "NCCL INFO" not in logs.stdout + logs.stderr
-    kept = cluster.muster("logs", "--nccl", "--node", "node-2", "--no-prefix", job)
+    printed = logs(cluster, "--tail", "all", "--rank", "all", job)
+    assert "NCCL INFO" not in printed.stdout + printed.stderr
+    kept = logs(cluster, "--nccl", "--node", "node-2", "--no-prefix", job)
     assert kept.stdout == lines.IB_2_18
 
 

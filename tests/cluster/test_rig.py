@@ -128,34 +128,34 @@ def hears(listener: Machine, speaker: Machine, *, patience_s: float = 0.3) -> bo
 
 def test_a_cut_and_its_end(two: tuple[Machine, Machine]) -> None:
     first, second = two
-    assert hears(first, second, patience_s=10)
-    assert hears(second, first, patience_s=10)
+    assert hears(first, second, patience_s=60)
+    assert hears(second, first, patience_s=60)
     first.cut()
     assert not hears(first, second)
     assert not hears(second, first)
     assert "state UP" in first.exec("ip", "link", "show", "eth0").stdout
     first.mend()
-    assert hears(first, second, patience_s=10)
-    assert hears(second, first, patience_s=10)
+    assert hears(first, second, patience_s=60)
+    assert hears(second, first, patience_s=60)
 
 
 def test_a_cut_of_one_direction_and_from_one_peer(rig: Rig, two: tuple[Machine, Machine]) -> None:
     first, second = two
-    assert hears(first, second, patience_s=10)
-    assert hears(second, first, patience_s=10)
+    assert hears(first, second, patience_s=60)
+    assert hears(second, first, patience_s=60)
     first.cut(inbound=False)
-    assert hears(first, second, patience_s=10)
+    assert hears(first, second, patience_s=60)
     assert not hears(second, first)
     first.mend()
     first.cut_from(second)
     assert not hears(second, first)
-    assert hears(first, second, patience_s=10)
+    assert hears(first, second, patience_s=60)
     third = rig.add("third")
-    assert hears(third, first, patience_s=10)
+    assert hears(third, first, patience_s=60)
     third.power_off()
     del rig.machines["third"]
     first.mend()
-    assert hears(second, first, patience_s=10)
+    assert hears(second, first, patience_s=60)
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft (package nftables)")
@@ -163,10 +163,10 @@ def test_a_loss_and_its_end(two: tuple[Machine, Machine]) -> None:
     first, second = two
     first.lose(1.0)
     assert not hears(first, second)
-    assert hears(second, first, patience_s=10)
+    assert hears(second, first, patience_s=60)
     # Of three words one comes through, most likely by far; and of a stream all, said again.
     first.lose(0.01)
-    assert hears(first, second, patience_s=10)
+    assert hears(first, second, patience_s=60)
     with subprocess.Popen(
         first.enter(sys.executable, "-c", RECEIVE), stdout=subprocess.PIPE, text=True
     ) as process:
@@ -176,7 +176,7 @@ def test_a_loss_and_its_end(two: tuple[Machine, Machine]) -> None:
         assert process.stdout.readline() == "all\n"
     first.lose(1.0)
     first.mend()
-    assert hears(first, second, patience_s=10)
+    assert hears(first, second, patience_s=60)
 
 
 RECEIVE = """
@@ -227,7 +227,7 @@ def test_a_power_cut_and_a_boot(rig: Rig) -> None:
     assert machine.exec("cat", "/sys/class/net/eth0/address").stdout == card
     assert "volatile" not in machine.exec("ls", "/run").stdout
     assert machine.exec("ls", "/etc/kept").stdout == "/etc/kept\n"
-    assert hears(machine, rig.machines["node-1"], patience_s=10)
+    assert hears(machine, rig.machines["node-1"], patience_s=60)
     machine.power_off()
     del rig.machines["phoenix"]
 
@@ -339,7 +339,7 @@ def test_nothing_is_left(tmp_path: Path, end: str) -> None:
             assert (during["interfaces"], during["mounts"]) == (before["interfaces"], [])
             assert during["processes"]
             if end == "stopped":
-                process.wait(60)
+                process.wait(300)
         finally:
             process.kill()
     until(lambda: traces(root) == before, "nothing is left of the rig")

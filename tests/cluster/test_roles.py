@@ -10,7 +10,7 @@ import pytest
 
 from examples.local_cluster import LocalCluster
 from examples.namespace_cluster import NamespaceCluster
-from tests.cluster.jobs import alive, assert_forked, await_running, submit, until, wait
+from tests.cluster.jobs import alive, assert_forked, await_running, logs, submit, until, wait
 
 FOUR_AND_TWO = {"node-1": 4, "node-2": 2}
 PLACES = [(rank, 1 if rank < 4 else 2, rank if rank < 4 else rank - 4) for rank in range(6)]
@@ -47,7 +47,7 @@ def test_four_and_two_under_torchrun(cluster: LocalCluster, tmp_path: Path) -> N
         cluster, tmp_path, launcher="torchrun", nodes=2, nproc_per_node=FOUR_AND_TWO, run="say.py"
     )
     assert wait(cluster, job) == 0
-    printed = cluster.muster("logs", "--rank", "all", job).stdout
+    printed = logs(cluster, "--rank", "all", job).stdout
     for rank, node, local in PLACES:
         of = FOUR_AND_TWO[f"node-{node}"]
         line = rf"^\[node-{node} r{rank}\] local rank {local} of {of}$"
@@ -73,7 +73,7 @@ def test_roles_with_scripts_of_their_own_under_torchrun(
         roles={"launcher": {"run": "leads.py"}},
     )
     assert wait(cluster, job) == 0
-    printed = cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    printed = logs(cluster, "--rank", "all", "--no-prefix", job).stdout
     assert sorted(printed.splitlines()) == ["leads", "works"]
     assert_forked(cluster, job)
 
@@ -86,7 +86,7 @@ def test_four_and_two_that_we_start(cluster: LocalCluster, tmp_path: Path) -> No
     assert wait(cluster, job) == 0
     for rank, node, local in PLACES:
         of = FOUR_AND_TWO[f"node-{node}"]
-        printed = cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
+        printed = logs(cluster, "--rank", str(rank), "--no-prefix", job).stdout
         assert printed == f"{rank} 6 {local} {of} {node - 1} {node - 1}\n"
     assert ranks_of(cluster, job) == [[0, 1, 2, 3], [4, 5]]
 
@@ -130,7 +130,7 @@ def test_ranks_that_we_started_outlive_both_daemons(
     await_running(own_cluster, job)
     (tmp_path / "go").touch()
     assert wait(own_cluster, job) == 0
-    printed = own_cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    printed = logs(own_cluster, "--rank", "all", "--no-prefix", job).stdout
     assert sorted(printed.splitlines()) == ["done 0", "done 1", "done 2"]
 
 
@@ -144,7 +144,7 @@ def test_the_launcher_runs_something_else(cluster: LocalCluster, tmp_path: Path)
         roles={"launcher": {"run": "echo launcher $LEVEL", "env": {"LEVEL": "one"}}},
     )
     assert wait(cluster, job) == 0
-    printed = cluster.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    printed = logs(cluster, "--rank", "all", "--no-prefix", job).stdout
     assert sorted(printed.splitlines()) == ["launcher one", "worker all", "worker all"]
 
 
@@ -184,11 +184,11 @@ def test_four_and_two_meet_across_machines(machines: NamespaceCluster, tmp_path:
         nodes=2,
         nproc_per_node=FOUR_AND_TWO,
         run="meets.py",
-        time_limit="50s",
+        time_limit="10m",
     )
     assert wait(machines, job) == 0, machines.muster("logs", "--rank", "all", job).stdout
     first, second = (machine.address for machine in machines.machines.values())
-    printed = machines.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    printed = logs(machines, "--rank", "all", "--no-prefix", job).stdout
     found = {line["RANK"]: line for line in map(json.loads, printed.splitlines())}
     met = found["0"].pop("met")
     assert found == {
@@ -229,7 +229,7 @@ def test_each_role_runs_its_own_on_its_own_machine(
         env={"LEVEL": "one"},
     )
     assert wait(machines, job) == 0
-    printed = machines.muster("logs", "--rank", "all", "--no-prefix", job).stdout
+    printed = logs(machines, "--rank", "all", "--no-prefix", job).stdout
     assert sorted(printed.splitlines()) == [
         "leads 0 one on node-1",
         "works 1 two on node-2",

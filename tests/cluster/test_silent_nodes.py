@@ -82,7 +82,7 @@ def test_a_node_that_only_the_coordinator_misses_trains_on(
     three.machines[cut].mend()
     until(lambda: link(three, cut) == "connected", f"{cut} is back")
     (tmp_path / "go").touch()
-    assert three.muster("wait", "--timeout", "60s", job, check=False).returncode == 0
+    assert three.muster("wait", "--timeout", "300s", job, check=False).returncode == 0
 
 
 @pytest.mark.root
@@ -111,5 +111,5 @@ def test_no_false_alarm_in_ten_minutes_of_loss_and_stalls(
         assert view(three, job).attempts[0].cause is None
         time.sleep(chance.uniform(0.5, 5.0))
     (tmp_path / "go").touch()
-    assert three.muster("wait", "--timeout", "60s", job, check=False).returncode == 0
+    assert three.muster("wait", "--timeout", "300s", job, check=False).returncode == 0
     assert len(view(three, job).attempts) == 1

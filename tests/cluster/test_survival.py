@@ -12,7 +12,7 @@ import pytest
 from agent.logs.log_file import EMPTIED
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
-from tests.cluster.jobs import alive, await_file, await_running, log_of, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, log_of, logs, submit, until, wait
 
 # Counts to a hundred once it may; says who it is, so that a second run would show.
 COUNT = """
@@ -47,7 +47,7 @@ def test_a_running_job_does_not_notice(own_cluster: LocalCluster, tmp_path: Path
     assert wait(own_cluster, job) == 0
     for rank in (0, 1):
         assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1
-        printed = own_cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
+        printed = logs(own_cluster, "--rank", str(rank), "--no-prefix", job).stdout
         assert printed == WANTED
     assert len(own_cluster.client().job(int(job)).attempts) == 1
 
@@ -70,7 +70,7 @@ def test_a_job_that_ends_while_both_daemons_are_dead(
     assert wait(own_cluster, job) == 9
     for rank in (0, 1):
         assert len((tmp_path / f"pids.{rank}").read_text().split()) == 1
-        printed = own_cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
+        printed = logs(own_cluster, "--rank", str(rank), "--no-prefix", job).stdout
         assert printed == WANTED
 
 
@@ -135,7 +135,7 @@ def test_a_log_that_the_job_empties_goes_on_with_a_line_that_says_so(
     until(lambda: any(p.read_bytes() == b"a1\na2\n" for p in seen("stdout.0")), "both stored")
     (tmp_path / "go").touch()
     assert wait(own_cluster, job) == 0
-    printed = own_cluster.muster("logs", job).stdout
+    printed = logs(own_cluster, job).stdout
     assert printed == "a1\na2\n" + EMPTIED.decode() + "b\nc\n"
 
 

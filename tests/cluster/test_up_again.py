@@ -10,8 +10,8 @@ import yaml
 
 from muster.client import load_settings
 from muster.daemon.certificates import certificate_hosts, ends_at, public_key_pin
+from tests.cluster.enrolment import Site
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
 
 
 def said(text: str) -> str:

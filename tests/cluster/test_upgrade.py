@@ -12,7 +12,7 @@ import pytest
 from examples.local_cluster import Daemon, LocalCluster
 from muster.protocol.states import JobState
 from tests.cluster.conftest import PORTS
-from tests.cluster.jobs import alive, await_file, await_running, submit, until, wait
+from tests.cluster.jobs import alive, await_file, await_running, logs, submit, until, wait
 
 TREE = Path(__file__).resolve().parents[2]
 # The first rank that fails stops the others: it fails when they have ended.
@@ -69,7 +69,7 @@ def finish(cluster: LocalCluster, job: str, folder: Path) -> None:
     assert pids(folder) == began
     for rank in (0, 1):
         assert (folder / f"pids.{rank}").read_text().count("\n") == 1
-        printed = cluster.muster("logs", "--rank", str(rank), "--no-prefix", job).stdout
+        printed = logs(cluster, "--rank", str(rank), "--no-prefix", job).stdout
         assert printed == "before\nafter\n"
     assert len(cluster.client().job(int(job)).attempts) == 1
 
@@ -95,7 +95,7 @@ def test_releases_that_differ_by_one_run_jobs_together(
     one = [submit(mixed, tmp_path, run="true", nodes=1) for _ in range(2)]
     assert [wait(mixed, job) for job in one] == [0, 0]
     # Each pair knows that their logs are without a byte, and not that they are still to come.
-    said = [mixed.muster("logs", job).stderr for job in one]
+    said = [logs(mixed, job).stderr for job in one]
     assert all("has no output" in text and "delivered" not in text for text in said), said
     until(lambda: tasks_of(mixed) == [], "no task is on a node")
     job = submit(mixed, tmp_path, nodes=2, run=WAITS)

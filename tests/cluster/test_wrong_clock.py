@@ -11,8 +11,8 @@ import pytest
 from agent.link.dialer import Dialer
 from agent.link.renewal import CertificateRenewal
 from muster.daemon.clock import SystemClock
+from tests.cluster.enrolment import Site
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
 
 AHEAD = Path(__file__).parents[1] / "storm" / "ahead"
 TWO_DAYS = {"PYTHONPATH": str(AHEAD), "MUSTER_TEST_AHEAD_S": str(2 * 86400)}

@@ -51,7 +51,7 @@ def test_a_daemon_reads_no_certificate_and_no_colours_as_it_starts(
         cwd=TREE,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     imported, before, strict, after, restored, whole = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from tests.agent.process_of_agent import write_config
 from tests.orchestrator.process import token_file
 
 TREE = Path(__file__).resolve().parents[2]
-DEADLINE_S = 40.0
+DEADLINE_S = 180.0
 DAEMONS = ("orchestrator", "agent")
 
 

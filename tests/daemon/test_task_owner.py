@@ -15,7 +15,7 @@ from muster.daemon.task_owner import TaskOwner
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def within_deadline() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             await main
 
     asyncio.run(within_deadline())

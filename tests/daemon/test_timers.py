@@ -57,7 +57,7 @@ async def test_the_loop_is_woken_for_the_first_that_is_due() -> None:
     timers: Timers[int] = Timers(rig.clock, lambda _: done.set())
     timers.set(1, 1e9)
     timers.set(2, rig.clock.mono)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         await done.wait()
     timers.close()
 
@@ -84,7 +84,7 @@ async def test_an_alarm_that_leads_to_nothing_rings_again() -> None:
 
     timers: Timers[int] = Timers(TestClock(), lambda _: again.set(), ring)
     timers.set(1, 100.0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         await again.wait()
     assert (rings, len(timers)) == (2, 0)
 

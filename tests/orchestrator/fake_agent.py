@@ -42,7 +42,7 @@ from muster.protocol.states import TaskState
 from tests.orchestrator.process import CoordinatorProcess
 
 T = TypeVar("T")
-DEADLINE_S = 20.0
+DEADLINE_S = 180.0
 GOOD = ExitStatus(code=0)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from muster.protocol.tokens import TokenClass, digest, make
 
 TREE = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 def token_file(path: Path) -> dict[TokenClass, str]:

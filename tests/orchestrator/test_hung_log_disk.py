@@ -23,7 +23,7 @@ from tests.small_disk import disk_that_freezes, frozen
 pytestmark = pytest.mark.root
 
 # A frozen disk answers nobody at all, so the length does not matter.
-ANSWER_S = 10.0
+ANSWER_S = 60.0
 TEXT = b"".join(b"step %d\n" % number for number in range(100))
 
 

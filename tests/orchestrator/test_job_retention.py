@@ -258,7 +258,7 @@ def test_requests_for_forgotten_jobs_get_an_answer(tmp_path: Path) -> None:
                 async with user.http.request(method, path) as answer:
                     return answer.status, await answer.json()
 
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 while (await status("GET", "/v1/jobs/3"))[0] == 200:
                     pass
             for method, path in (

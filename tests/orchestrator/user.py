@@ -33,7 +33,7 @@ class User:
 
     async def ended(self, job: int) -> tuple[str, int]:
         """State and exit code of a job, once it has ended."""
-        summary = await self.get(f"/v1/jobs/{job}/wait?timeout_s=30")
+        summary = await self.get(f"/v1/jobs/{job}/wait?timeout_s=120")
         assert summary["ended_at"] is not None, summary
         return summary["state"], summary["exit_code"]
 

@@ -15,7 +15,7 @@ import pytest
 from examples.rig.proxy import End, Flow, Proxy, Way
 from tests.cluster.jobs import until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 SAID = random.Random(1).randbytes(300_000)
 
 

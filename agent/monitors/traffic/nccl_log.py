@@ -19,6 +19,7 @@ import msgspec
 
 from agent.logs.log_file import SHORTAGES, LogSource
 from agent.shim.system.job_files import RefusedFileError
+from agent.shim.system.libc import libc
 from agent.taskdirs.taskdirs import NCCL
 from muster.fabric.nccl_communicators import Room
 from muster.fabric.nccl_log import NcclLog, ProcessEvidence, merged
@@ -41,9 +42,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 # fallocate: keep the size of the file, and so the position at which its process writes.
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _FULL: Final = b"[muster: NCCL said more; it is left out here]\n"
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FileState(msgspec.Struct, omit_defaults=True):
@@ -229,6 +227,6 @@ def _free(fd: int, size: int) -> None:
     except OSError:
         return
     try:
-        _libc.fallocate(writable, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
+        libc.fallocate(writable, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
     finally:
         os.close(writable)

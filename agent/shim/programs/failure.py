@@ -1,4 +1,4 @@
-"""Why something of a job could not be started, as data and in words."""
+"""The reason why something of a job could not be started, as data and in words."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from muster.protocol.refusal_codes import RefusalCode
 
 
 class Failure:
-    """Why a runner could not carry out an order. `stage`: log, fork, look_up, apart, user, folder,
-    program.
+    """The reason why a runner could not carry out an order. `stage`: log, fork, look_up, apart,
+    user, folder, program.
     """
 
     __slots__ = ("code", "path", "stage", "text")

@@ -37,7 +37,7 @@ class RunnerProcess:
         loop.watch(runner.channel.fileno(), self.receive)
 
     def look_up(self, name: str, on_report: OnReport) -> None:
-        """As Runner.look_up."""
+        """The same as Runner.look_up."""
         self._waiting.append(on_report)
         self._runner.look_up(name)
 
@@ -48,7 +48,7 @@ class RunnerProcess:
         places: ShimPlaces | None,
         on_report: OnReport,
     ) -> None:
-        """As Runner.go_apart."""
+        """The same as Runner.go_apart."""
         self._waiting.append(on_report)
         self._runner.go_apart(identity, hosts, places)
 
@@ -62,12 +62,12 @@ class RunnerProcess:
         programs: Sequence[str] = (),
         path: str = "",
     ) -> None:
-        """As Runner.enter."""
+        """The same as Runner.enter."""
         self._waiting.append(on_report)
         self._runner.enter(identity, cwd, no_new_privileges, namespaces, programs, path)
 
     def become(self, program: Program, on_report: OnReport) -> None:
-        """As Runner.become."""
+        """The same as Runner.become."""
         self._becomes = on_report
         self._runner.become(program)
 

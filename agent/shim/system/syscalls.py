@@ -10,6 +10,8 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 
+from agent.shim.system.libc import libc
+
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -57,15 +59,14 @@ _SIG_SETMASK = 2
 # A sigset_t.
 _NO_SIGNALS = ctypes.create_string_buffer(128)
 
-_libc = ctypes.CDLL(None, use_errno=True)
 # PyDLL keeps the GIL during the call, so that the child does not wait for it.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
 # Looked up once: if each child did it, it would copy fifty pages for that.
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
-_sigprocmask = _libc.sigprocmask
-_close_range = _libc["syscall"]
+_sigprocmask = libc.sigprocmask
+_close_range = libc["syscall"]
 _close_range.argtypes = (ctypes.c_long, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint)
 
 
@@ -129,7 +130,7 @@ def own_keyring() -> None:
     if number is None:
         return
     command, name = ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), ctypes.c_void_p(None)
-    if _libc.syscall(ctypes.c_long(number), command, name) < 0:
+    if libc.syscall(ctypes.c_long(number), command, name) < 0:
         code = ctypes.get_errno()
         if code not in (errno.ENOSYS, errno.EPERM):
             raise OSError(code, os.strerror(code))
@@ -146,7 +147,7 @@ def own_mounts() -> None:
     Later mounts of the machine appear in it too, such as home folders that an automounter mounts.
     Its own mounts appear nowhere else.
     """
-    _check(_libc.unshare(ctypes.c_int(_CLONE_NEWNS)))
+    _check(libc.unshare(ctypes.c_int(_CLONE_NEWNS)))
     _mount(None, "/", _MS_REC | _MS_SLAVE)
 
 
@@ -154,14 +155,14 @@ def own_ipc() -> None:
     """Give the calling process an IPC namespace of its own: System V memory, semaphores and
     queues, and POSIX message queues. All of them end with its last process. Raises OSError.
     """
-    _check(_libc.unshare(ctypes.c_int(_CLONE_NEWIPC)))
+    _check(libc.unshare(ctypes.c_int(_CLONE_NEWIPC)))
 
 
 def join(namespace: int) -> None:
     """Move the calling process to a namespace; to a mount namespace with its root. Raises
     OSError.
     """
-    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)))
+    _check(libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)))
 
 
 def bind(source: str | int, target: str) -> None:
@@ -192,7 +193,7 @@ def unmount(fd: int) -> None:
     """
     target = f"/proc/self/fd/{fd}"
     _mount(None, target, _MS_REC | _MS_PRIVATE)
-    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
+    _check(libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)))
 
 
 def _mount(
@@ -201,7 +202,7 @@ def _mount(
     said = None if source is None else os.fsencode(source)
     of_kind = None if kind is None else kind.encode()
     more = options.encode() or None
-    _check(_libc.mount(said, os.fsencode(target), of_kind, ctypes.c_ulong(flags), more))
+    _check(libc.mount(said, os.fsencode(target), of_kind, ctypes.c_ulong(flags), more))
 
 
 def _check(result: int) -> None:
@@ -214,7 +215,7 @@ def prctl(option: int, value: int | bytes) -> None:
     """Call prctl. Raises OSError."""
     argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
     unused = ctypes.c_ulong(0)
-    if _libc.prctl(option, argument, unused, unused, unused) != 0:
+    if libc.prctl(option, argument, unused, unused, unused) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

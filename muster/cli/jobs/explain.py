@@ -183,7 +183,7 @@ def _print_attempt(story: AttemptStory) -> None:
     print()
     print_line(f"attempt {story.number} on {', '.join(story.nodes)}", indent="")
     labelled = (
-        ("there", story.why_there),
+        ("there", story.placement_reason),
         ("ahead", story.ahead_of),
         ("network", story.network),
         ("fabric", story.fabric),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 import click
 
@@ -11,9 +10,8 @@ from muster.cli.client_options import connect, connection_options
 from muster.cli.errors import DetachedError
 from muster.cli.input.job_ref import JOB, NODE, find_job
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
-from muster.cli.jobs.wait import stay
+from muster.cli.jobs.wait import print_and_wait
 from muster.cli.output.format import note, safe
-from muster.cli.output.json_output import print_json
 from muster.cli.output.time_limit import note_time_limit
 
 
@@ -77,13 +75,4 @@ def command(
     note(f"submitted job {summary.id} ({said}), {summary.state.value}")
     if not any(each.partition("=")[0].strip() == "time_limit" for each in sets):
         note_time_limit(summary, f"as job {number} had (another: --set time_limit=TIME)")
-    with suppress(BrokenPipeError):
-        if not as_json:
-            print(summary.id, flush=True)
-        elif not waits:
-            print_json(summary)
-    exit_code = stay(client, summary.id, waits=waits, follow=follow)
-    if as_json and waits:
-        with suppress(BrokenPipeError):
-            print_json(client.job(summary.id))
-    return exit_code
+    return print_and_wait(client, summary, waits=waits, follow=follow, as_json=as_json)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 import click
@@ -20,7 +19,7 @@ from muster.cli.input.job_input import (
     read_job,
 )
 from muster.cli.input.param_types import IDEMPOTENCY_KEY
-from muster.cli.jobs.wait import stay
+from muster.cli.jobs.wait import print_and_wait
 from muster.cli.output.format import note, safe
 from muster.cli.output.json_output import print_json
 from muster.cli.output.time_limit import note_time_limit
@@ -231,17 +230,8 @@ def command(
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     if job.spec.time_limit_s is None:
         pool = safe(summary.pool)
-        note_time_limit(summary, f"a default of the pool {pool} (another: --time-limit)")
-    with suppress(BrokenPipeError):
-        if not as_json:
-            print(summary.id, flush=True)
-        elif not waits:
-            print_json(summary)
-    exit_code = stay(client, summary.id, waits=waits, follow=follow)
-    if as_json and waits:
-        with suppress(BrokenPipeError):
-            print_json(client.job(summary.id))
-    return exit_code
+        note_time_limit(summary, f"the default of pool {pool} (another: --time-limit)")
+    return print_and_wait(client, summary, waits=waits, follow=follow, as_json=as_json)
 
 
 def _list_files(job: JobInput) -> int:

@@ -61,16 +61,34 @@ def wait_for_all(client: Client, jobs: list[int]) -> int:
     return first_code(list(_each_ended(client, jobs, None)))
 
 
-def stay(client: Client, job: int, *, waits: bool, follow: bool) -> int:
-    """Follow a job that was just submitted, or wait for it, and return its exit code. Returns 0 at
-    once if neither is asked for."""
+def print_and_wait(
+    client: Client, job: JobSummary, *, waits: bool, follow: bool, as_json: bool
+) -> int:
+    """Print a job that was just submitted, then follow it or wait for it as asked, and return the
+    exit code: the job's own, or 0 without a wait. The JSON of a job that is waited for comes after
+    its end."""
+    with suppress(BrokenPipeError):
+        if not as_json:
+            print(job.id, flush=True)
+        elif not waits:
+            print_json(job)
+    exit_code = _stay(client, job.id, waits=waits, follow=follow)
+    if as_json and waits:
+        with suppress(BrokenPipeError):
+            print_json(client.job(job.id))
+    return exit_code
+
+
+def _stay(client: Client, job: int, *, waits: bool, follow: bool) -> int:
+    """Follow a job, or wait for it, and return its exit code. Returns 0 at once if neither is asked
+    for."""
     if follow:
         from muster.cli.jobs.logs import show_logs
         from muster.client import LogQuery
 
         # Start at the first byte, because none of the output has been shown yet.
         query = LogQuery(follow=True, rank=0)
-        code = code_though_unread(client, job, lambda: show_logs(client, job, query))
+        code = code_though_unread(client, job, lambda: show_logs(client, job, query, hint=True))
         return EXIT_CLIENT if code is None else code
     if waits:
         with detaching(job):

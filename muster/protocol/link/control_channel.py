@@ -148,7 +148,7 @@ def merge_inventory(old: Inventory, changes: NodeChanges) -> Inventory:
 
 
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a node cannot do its part. `code` is a RefusalCode, or one of a later version.
+    """The reason why a node cannot do its part. `code` is a RefusalCode, or one of a later version.
     `node_fault`: the node is to blame, so another node might succeed.
     """
 

@@ -91,7 +91,9 @@ def _apply_attempt(state: State, fact: f.OfAttempt, at: float) -> None:
         job_to(job, JobPhase.ACTIVE)
         tasks = make_tasks(job.id, fact.attempt, fact.nodes, fact.gpus)
         job.attempts.append(
-            Attempt(job.id, fact.attempt, tasks, at, why_there=fact.why, lease_s=fact.lease_s)
+            Attempt(
+                job.id, fact.attempt, tasks, at, placement_reason=fact.why, lease_s=fact.lease_s
+            )
         )
         if fact.ahead:
             job.attempts[-1].changes.add(at, fact.ahead)

@@ -41,7 +41,7 @@ class TurnFailedError(Exception):
 def guarded_turn(
     state: State, received: s.Input, now: Instant, limits: Limits, due: Due | None = None
 ) -> tuple[Turn, Exception | None]:
-    """As `turn`. Returns the exception, too, if the input was refused because of it.
+    """The same as `turn`. Returns the exception, too, if the input was refused because of it.
 
     With `due`, looks at no queue, as `advance`. Raises TurnFailedError if the process must end.
     """

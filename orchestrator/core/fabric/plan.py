@@ -103,7 +103,7 @@ def plan(
 
 
 def rdma_problem(member: FabricMember) -> str | None:
-    """Why a node cannot use RDMA, in words that follow its name; None if it may be able to."""
+    """Return why a node cannot use RDMA, in words that follow its name; None if it may be able."""
     fabric = member.fabric
     if fabric.unseen:
         return f"does not know its RDMA equipment: {fabric.unseen}"

@@ -336,7 +336,7 @@ def _lacking(
     lacking: Sequence[int],
     gpus: int,
 ) -> PortDifference | None:
-    """Why a node has no port for these rails; None for a smaller node without a fault."""
+    """Return why a node has no port for these rails; None for a smaller node without a fault."""
     places = [mine[rail] for rail in lacking]
     missing = [it.missing for it in places if it is not None and it.missing is not None]
     have, of = len(member.ports), len(layout)

@@ -14,7 +14,7 @@ _VERSION: Final = re.compile(r"(\d{1,9})\.(\d{1,9})")
 
 
 def binding_refused(job: Job, attempt: Attempt) -> Cause | None:
-    """Why a gang that is ready cannot start. Returns None if it can.
+    """Return why a gang that is ready cannot start. Returns None if it can.
 
     An unknown version is no reason to refuse: torchrun reports the problem itself.
     """

@@ -44,7 +44,7 @@ def ask_to_confirm(state: State, attempt: Attempt, node: NodeName | None = None)
 
 
 def ask_node_to_confirm(state: State, name: NodeName) -> list[a.Effect]:
-    """As `ask_to_confirm`, for all attempts of a node that has just connected."""
+    """The same as `ask_to_confirm`, for all attempts of a node that has just connected."""
     holders = {it for node in state.nodes.values() if node.link in SILENT for it in node.holders}
     found = (state.attempt(*holder) for holder in sorted(holders))
     return [it for attempt in found if attempt for it in ask_to_confirm(state, attempt, name)]

@@ -238,7 +238,7 @@ class Attempt:
     endpoints: tuple[Endpoint, ...] = ()  # in node-rank order
     network: str = ""  # its name, and why it was chosen
     fabric: FabricPlan | None = None
-    why_there: str = ""  # in words, from the placement
+    placement_reason: str = ""  # in words, from the placement
     lease_s: float | None = None  # of its tasks; None: they run however long they are cut off
     vouch_key: str = field(default="", repr=False)  # "": its agents do not vouch for each other
     cause: Cause | None = None

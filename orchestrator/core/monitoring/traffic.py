@@ -111,7 +111,7 @@ def traffic_facts(
 
 
 def not_used(job: Job, proof: Proof) -> Cause | None:
-    """Why a job that requires RDMA has to stop; None if it may go on."""
+    """Return why a job that requires RDMA has to stop; None if it may go on."""
     if job.spec.rdma is not Rdma.REQUIRED or proof.carrier is not Carrier.TCP or not proof.firm:
         return None
     return Cause(

@@ -21,7 +21,7 @@ from muster.protocol.observations.interfaces import (
     usable_name,
 )
 from orchestrator.core.model.state import Node
-from orchestrator.core.scheduling.gpus import one_a_machine
+from orchestrator.core.scheduling.gpus import one_per_machine
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -119,9 +119,9 @@ def reachable_gang(
     most = min(least if most is None else most, len(nodes))
     if most < least:
         return None
-    ahead = one_a_machine(nodes[:most])
+    ahead = one_per_machine(nodes[:most])
     if len(ahead) < most:
-        ahead = one_a_machine(nodes)[:most]
+        ahead = one_per_machine(nodes)[:most]
     best = _agreeing(ahead, least, networks) if len(ahead) >= least else ()
     if len(best) == most:
         return best
@@ -132,7 +132,7 @@ def reachable_gang(
     # A node that does not report its interfaces may be on any network.
     untold = groups.get(_UNTOLD, [])
     whole = (group if group is untold else [*group, *untold] for group in groups.values())
-    alone = [one_a_machine(group) for group in whole]
+    alone = [one_per_machine(group) for group in whole]
     for group in sorted(alone, key=lambda it: min(len(it), most), reverse=True):
         wanted = max(least, len(best) + 1)
         best = _undoubled(group, wanted, most, networks) or best

@@ -13,14 +13,14 @@ from muster.protocol.text import count
 from muster.spec.model import JobSpec, Placement, Rdma, Resources
 from muster.spec.units import size_text
 from orchestrator.core.model.blame import blame
-from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.node import THERE, LinkState, is_drained
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.scheduling.gpu_preference import by_gpu_fit, is_short, lacks_gpus
 from orchestrator.core.scheduling.gpus import (
     free_cpus,
     free_memory,
     matching,
-    one_a_machine,
+    one_per_machine,
     room,
     shares,
     siblings_hold,
@@ -77,7 +77,6 @@ SPREAD: Final = "spread"
 LAUNCHERS_TRIED: Final = 16
 """Number of launcher candidates that are tried for one with enough others on its network."""
 _SAME_GPUS: Final = Rejection("same_gpus", "has the GPUs of another agent on its machine")
-_THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
     {
         "busy",
@@ -100,7 +99,7 @@ _FOR_NOW: Final = frozenset(
 
 
 def unfit(spec: JobSpec, node: Node) -> Rejection | None:
-    """Why this node can never run a task of this job as both are now; None if it can."""
+    """Return why this node can never run a task of this job as both are now; None if it can."""
     if node.inventory.pool != spec.pool:
         return Rejection("pool", f"is in pool {node.inventory.pool}")
     if spec.placement.include and node.name not in spec.placement.included:
@@ -167,9 +166,9 @@ def _without_label(placement: Placement, node: Node) -> Rejection | None:
 
 
 def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
-    """Why a node that fits, or the requested part of it, cannot be taken now; None if it can."""
+    """Return why a fitting node, or the asked part of it, cannot be taken now; None if it can."""
     if node.drain is not None:
-        return Rejection("drained", f"is {drained_by(node.drain)}")
+        return Rejection("drained", is_drained(node.drain))
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
@@ -257,7 +256,7 @@ def consider(state: State, job: Job) -> Considered:
 
 def usable(job: Job, fitting: list[Node], networks: tuple[str, ...]) -> list[Node]:
     """The nodes that fit, without those that failed the job if it could run without them."""
-    kept = _unspoilt(fitting, job.avoid)
+    kept = _dependable(fitting, job.avoid)
     return kept if enough(job.spec, kept, networks, share_network=bool(job.avoid)) else fitting
 
 
@@ -269,14 +268,13 @@ def choose_gang(
     """
     # Because of two nodes that could not connect, usually only one was at fault.
     faults = blame(job) if job.avoid else {}
-    there = [node for node in kept if node.link in _THERE and node.in_service]
-    apart = one_a_machine(free)
-    gang, kinds = _first_gang(state, job.spec, apart, there, faults)
+    apart = one_per_machine(free)
+    gang, kinds = _first_gang(state, job.spec, apart, kept, faults)
     if gang is None and len(apart) < len(free):
         # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
-        gang, kinds = _first_gang(state, job.spec, free, there, faults)
+        gang, kinds = _first_gang(state, job.spec, free, kept, faults)
         chosen = set(gang or ())
-        apart = one_a_machine(sorted(free, key=lambda n: n.name not in chosen))
+        apart = one_per_machine(sorted(free, key=lambda n: n.name not in chosen))
     return gang, kinds, apart
 
 
@@ -284,12 +282,12 @@ def _first_gang(
     state: State,
     spec: JobSpec,
     free: Sequence[Node],
-    there: Sequence[Node],
+    kept: Sequence[Node],
     faults: Mapping[NodeName, int],
 ) -> tuple[tuple[NodeName, ...] | None, bool]:
     """The preferred gang of free nodes, and whether any RDMA group is large enough."""
     ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    kinds = rdma_groups(spec, ordered, there) if len(ordered) >= spec.nodes else []
+    kinds = rdma_groups(spec, ordered, kept) if len(ordered) >= spec.nodes else []
     first: tuple[NodeName, ...] | None = None
     for kind in kinds:
         gang = _best_gang(spec, kind, state.networks, faults)
@@ -300,7 +298,7 @@ def _first_gang(
 
 
 def _apart(spec: JobSpec, node: Node, sizes: dict[NodeName, int]) -> Rejection:
-    """Why a free node is in no gang, although enough nodes are free."""
+    """Return why a free node is in no gang, although enough nodes are free."""
     here = sizes[node.name]
     if here >= spec.nodes:
         return _APART
@@ -335,11 +333,11 @@ def never_fits(state: State, spec: JobSpec) -> str | None:
         for node, (_, rejection) in zip(state.nodes.values(), reasons, strict=True)
         if not rejection
     ]
-    fitting = len(one_a_machine(able))
+    fitting = len(one_per_machine(able))
     if fitting >= spec.nodes:
         if enough(spec, able, state.networks):
             return None
-        near = one_a_machine(largest(spec, able))
+        near = one_per_machine(largest(spec, able))
         if len(near) < spec.nodes:
             most = f"; the most is {len(near)}, of {value_of(spec, near[0])}" if near else ""
             return f"it needs {count(spec.nodes, 'node')} that {_together(spec)}{most}"
@@ -381,8 +379,8 @@ def _together(spec: JobSpec) -> str:
     return f"have the same {spec.placement.shared_label}"
 
 
-def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
-    """Why a gang got these nodes, recorded when it is placed."""
+def placement_reason(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
+    """Return why a gang got these nodes, recorded when it is placed."""
     spec, known = job.spec, state.nodes.values()
     fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
@@ -406,13 +404,13 @@ def why_there(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
 def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> bool:
     """True if a whole gang could be placed, now or later, without the nodes in `avoid`."""
     fitting = [node for node in state.nodes.values() if unfit(spec, node) is None]
-    kept = _unspoilt(fitting, avoid)
+    kept = _dependable(fitting, avoid)
     return enough(spec, kept, state.networks, share_network=bool(avoid))
 
 
-def _unspoilt(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
+def _dependable(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # A lost or drained node may never come back, so it is not worth waiting for.
-    return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
+    return [n for n in fitting if n.link in THERE and n.in_service and n.name not in avoid]
 
 
 def _best_gang(

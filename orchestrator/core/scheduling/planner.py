@@ -25,7 +25,7 @@ from orchestrator.core.model.plan import (
 )
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import free_gpus, given, share_of
-from orchestrator.core.scheduling.placement import why_there
+from orchestrator.core.scheduling.placement import placement_reason
 from orchestrator.core.scheduling.planned_ends import (
     LATER_S,
     begun,
@@ -82,8 +82,10 @@ class Planner:
             for name in sorted(known)
             if self._is_queued(name) and state.jobs[name].starts_by is not None
         }
+        away = {it.name for it in state.nodes.values() if it.link is not LinkState.CONNECTED}
         self.expected = {
-            name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
+            name: expected_end(state, state.jobs[name], end, now, away)
+            for name, end in self.ends.items()
         }
         self._note_late(plan.ends, self.expected)
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
@@ -107,8 +109,9 @@ class Planner:
     def _ends(self, before: dict[JobId, PlannedEnd]) -> dict[JobId, PlannedEnd]:
         state = self.state
         running = {name for node in state.nodes.values() for name, _ in node.holders}
+        drained = {node.name for node in state.nodes.values() if node.drain is not None}
         return {
-            name: planned_end(state, state.jobs[name], before.get(name), self.now)
+            name: planned_end(state, state.jobs[name], before.get(name), self.now, drained)
             for name in sorted(running)
         }
 
@@ -264,7 +267,7 @@ class Planner:
         if not gang:
             return False
         gpus = tuple(given(trial, job.spec, name) for name in gang)
-        why = why_there(trial, job, gang)
+        why = placement_reason(trial, job, gang)
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))
@@ -282,8 +285,8 @@ class Planner:
     def _ahead_of(
         self, job: Job, gang: tuple[NodeName, ...], end: float
     ) -> tuple[str, JobPassed | None]:
-        """Why a start before the jobs ahead in the queue delays the first of them by nothing, for
-        the job that starts and for that one; empty and None if none waits there.
+        """Return why a start before the jobs ahead in the queue does not delay the first of them,
+        for the job that starts and for that one; empty and None if none waits there.
         """
         queue = self.state.queues[job.spec.pool]
         placed = {fact.job for fact in self.facts if isinstance(fact, AttemptPlaced)}

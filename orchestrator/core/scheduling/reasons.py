@@ -13,7 +13,7 @@ NO_TORCH: Final = "no_torch"
 
 
 class Rejection(NamedTuple):
-    """Why a node is not eligible: a stable code, and words that follow the node's name.
+    """The reason why a node is not eligible: a stable code, and words that follow the node's name.
 
     `holders` are the attempts that hold the node or a part of it.
     """

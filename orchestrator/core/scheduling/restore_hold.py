@@ -1,4 +1,4 @@
-"""Why nothing, or one job, may be placed after a restore.
+"""The reason why nothing, or one job, may be placed after a restore.
 
 A restored journal may lack attempts that still run. So nothing is placed until every node that was
 known has said hello or is declared lost. A job is not placed while a node has a task of it that the

@@ -15,7 +15,7 @@ from orchestrator.core.facts.jobs import AttemptPlaced, JobHeld
 from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.gpus import given, may_have_room
-from orchestrator.core.scheduling.placement import Waiting, never_fits, place, why_there
+from orchestrator.core.scheduling.placement import Waiting, never_fits, place, placement_reason
 from orchestrator.core.scheduling.restore_hold import (
     is_held,
     unknown_tasks,
@@ -65,7 +65,7 @@ def _placement(state: State, job: Job) -> AttemptPlaced | None:
     nodes = place(state, job)
     if isinstance(nodes, Waiting):
         return None
-    why = why_there(state, job, nodes)
+    why = placement_reason(state, job, nodes)
     gpus = tuple(given(state, job.spec, name) for name in nodes)
     return AttemptPlaced(job.id, job.next_attempt, nodes, why, gpus if any(gpus) else ())
 
@@ -132,7 +132,7 @@ def _first_of(state: State, head: Job) -> str:
 
 
 def _why_not(state: State, job: Job, then: str = "") -> str:
-    """Why the head of a queue has no nodes; empty if it could have some.
+    """Return why the head of a queue has no nodes; empty if it could have some.
 
     Appends `then` if the known nodes can never hold the job.
     """

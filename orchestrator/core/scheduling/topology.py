@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.spec.model import JobSpec
 from orchestrator.core.model.state import Node
-from orchestrator.core.scheduling.gpus import one_a_machine
+from orchestrator.core.scheduling.gpus import one_per_machine
 from orchestrator.core.scheduling.network import reachable_gang
 
 
@@ -34,7 +34,7 @@ def enough(
     With `share_network`, they must also share a network.
     """
     return any(
-        len(one_a_machine(group)) >= spec.nodes
+        len(one_per_machine(group)) >= spec.nodes
         and (not share_network or reachable_gang(group, spec.nodes, networks) is not None)
         for group in groups(spec, nodes)
     )

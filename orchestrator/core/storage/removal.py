@@ -21,7 +21,7 @@ _SHARE: Final = 1 / 24
 
 
 def clock_doubt(since_record_s: float, ahead_s: Sequence[float]) -> str:
-    """Why nothing may be removed by age, as a sentence; empty if the clock is trusted.
+    """Return why nothing may be removed by age, as a sentence; empty if the clock is trusted.
 
     `since_record_s` is the time from the last record of the previous run to this start, by the wall
     clock as it is now. It includes hours without a coordinator, so the agents decide: most of them

@@ -77,7 +77,7 @@ def _nodes(job: Job) -> tuple[str, ...]:
 
 
 def _why(state: State, waits: Job, runs: Job, plan: QueuePlan, now: Instant) -> str:
-    """Why the job that runs does not delay the one that waits."""
+    """Return why the job that runs does not delay the one that waits."""
     booking = plan.bookings.get(waits.id)
     if booking is None:
         return f"job {waits.id} has no planned start"

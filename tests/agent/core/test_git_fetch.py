@@ -63,7 +63,7 @@ class Fetch(NamedTuple):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
 
     def files(self) -> dict[str, str]:

@@ -49,7 +49,7 @@ def fetch(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -139,7 +139,7 @@ def test_commands_sent_with_the_watch_go_first() -> None:
 
 def run(course: Coroutine[Any, Any, list[s.Input]]) -> list[s.Input]:
     async def bounded() -> list[s.Input]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(180):
             return await course
 
     return asyncio.run(bounded())

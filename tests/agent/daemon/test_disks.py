@@ -18,7 +18,7 @@ from muster.daemon.descriptors import RESERVE
 from muster.protocol.observations.disks import DiskHealth, sound
 from tests.small_disk import fill, small_disk
 
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 LOW = DiskHealth("/d", 40 << 20, 64 << 20)
 
 

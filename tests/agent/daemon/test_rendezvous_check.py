@@ -36,7 +36,7 @@ def both(story: Callable[[RendezvousChecks, RendezvousChecks], Awaitable[None]])
     """The agents of a launcher and of a worker."""
 
     async def run() -> None:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(180):
             launcher, worker = RendezvousChecks(), RendezvousChecks()
             try:
                 await story(launcher, worker)

@@ -45,7 +45,7 @@ print("out" if error else "in", flush=True)
 
 
 def run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def as_user(uid: int) -> list[str]:

@@ -239,7 +239,7 @@ async def test_leftover_names_are_removed_later(
         path.rmdir()
         path.write_bytes(with_block(BASE, "7.2", [("x", "10.1.1.1")]))
 
-    async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+    async with asyncio.timeout(180), TaskOwner("test") as owner:
         hosts = hosts_of(tmp_path)
         looks = looks_of(hosts, monkeypatch)
         await setup.GangSetup(hosts, Fence("", on=False, must=False), lambda _: None, owner).begin(
@@ -256,7 +256,7 @@ async def test_a_block_that_an_editor_puts_back_is_removed_again(
     """An editor saves what it read when the job ran."""
     monkeypatch.setattr(setup, "LOOK_S", 0.0)
     mine = b"10.0.0.9 mine\n"
-    async with asyncio.timeout(20.0), TaskOwner("test") as owner:
+    async with asyncio.timeout(180), TaskOwner("test") as owner:
         hosts = hosts_of(tmp_path)
         looks = looks_of(hosts, monkeypatch)
         await setup.GangSetup(hosts, Fence("", on=False, must=False), lambda _: None, owner).begin(

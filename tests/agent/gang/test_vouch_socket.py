@@ -19,7 +19,7 @@ from agent.gang.vouch_socket import VouchSocket, open_socket
 from muster.protocol.link.terms import Member, Terms
 from tests.agent.core.test_vouching import PLAN, TASKS, asked, member
 
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 class Counted(socket.socket):

@@ -15,7 +15,7 @@ def line(number: int) -> bytes:
 
 
 def append(path: Path, number: int) -> None:
-    """As `echo >> FILE` does."""
+    """Append like `echo >> FILE`."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
     os.write(fd, line(number))
     os.close(fd)

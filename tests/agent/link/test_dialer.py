@@ -24,7 +24,7 @@ from examples.local_cluster import free_port
 from orchestrator.api.http.tokens import waiting_pause_s
 
 AGENTS = 1000
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 def pause(attempt: int, after_s: float = 60.0, **how: Any) -> float:

@@ -170,7 +170,7 @@ def test_a_thread_of_its_own_notifies_the_agent(
         watched.begin(TaskId("2.1.0"), None)
         assert await asyncio.to_thread(begun.wait, 60)
         write(tmp_path / "ckpt" / "step-1")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             first = await posted.get()
         watched.end(TASK)
         return [first]
@@ -220,5 +220,5 @@ def as_nobody(folder: str) -> str:
 
     thread = threading.Thread(target=look)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     return seen[0]

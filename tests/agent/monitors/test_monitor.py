@@ -10,7 +10,7 @@ from agent.monitors.monitor import Monitor
 from muster.protocol.link.control_channel import NodeChanges
 from muster.protocol.observations.disks import DiskHealth
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Numbers(Monitor):

@@ -272,7 +272,7 @@ async def story():
     await asyncio.sleep(0)
     ip("link", "set", "lo", "up")
     ip("addr", "add", "10.7.0.1/24", "dev", "lo")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(180):
         while "10.7.0.1/24" not in (await heard.get()).changes.interfaces[0].addresses:
             pass
     watching.cancel()

@@ -42,4 +42,4 @@ assert timers, "nothing else had its turn"
 
 def test_many_dead_orphans_are_reaped_in_slices() -> None:
     """A job may make them faster than they are reaped; timers and orders go on meanwhile."""
-    subprocess.run([sys.executable, "-c", MANY, str(ROOT)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", MANY, str(ROOT)], check=True, timeout=300)

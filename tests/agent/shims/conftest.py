@@ -28,7 +28,7 @@ from agent.shims.forked import ForkServer
 from agent.tasks.adoption import FoundTask, Ownership, examine
 
 # A bound for a broken build, not for a slow machine.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 def cgroup_writable() -> bool:

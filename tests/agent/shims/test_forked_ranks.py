@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from agent.core.shim_protocol import ShimExit, ShimStart, ShimStatus
+from examples.local_cluster import free_port
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_prepared_ahead import children_of
 from tests.agent.shims.test_termination import carriers
-from tests.agent.shims.test_torchrun import ENV, behind_gate, free_port, rank_exit, torchrun
+from tests.agent.shims.test_torchrun import ENV, behind_gate, rank_exit, torchrun
 
 pytestmark = pytest.mark.torch
 

@@ -22,9 +22,10 @@ from agent.core.shim_protocol import (
 from agent.shim.exit_record import Logs
 from agent.shim.programs.ranks import Ranks
 from agent.shim.status import Status
+from examples.local_cluster import free_port
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import eventually
-from tests.agent.shims.test_torchrun import ENV, behind_gate, free_port, torchrun
+from tests.agent.shims.test_torchrun import ENV, behind_gate, torchrun
 
 PYTHON = sys.executable
 

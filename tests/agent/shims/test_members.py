@@ -109,7 +109,7 @@ for rank, pid in enumerate({named}, 1):
         await watch.look()
         assert processes.read == {pids[0]}
         StackDumper(watch, folders, Now(), answers.put_nowait, owner).begin(DumpStacks(TASK, 1, 1))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             answer = await answers.get()
         assert isinstance(answer, StacksObserved)
         mine, *others = answer.report.ranks
@@ -180,7 +180,7 @@ def test_the_stacks_of_another_process_are_not_shown(tmp_path: Path) -> None:
         async def stacks(pid: int) -> tuple[str, int]:
             watch.heard(TASK, folder, status(pid))
             dumper.begin(DumpStacks(TASK, 1, 1))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(180):
                 answer = await answers.get()
             assert isinstance(answer, StacksObserved)
             (rank,) = answer.report.ranks

@@ -19,9 +19,10 @@ from agent.core.shim_protocol import (
     ShimStart,
     ShimUser,
 )
+from examples.local_cluster import free_port
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import carriers
-from tests.agent.shims.test_torchrun import PYTHON, free_port, torchrun
+from tests.agent.shims.test_torchrun import PYTHON, torchrun
 
 pytestmark = [
     pytest.mark.root,

@@ -267,7 +267,7 @@ def test_a_job_that_keeps_its_log_for_itself_does_not_stop_its_shim(any_stage: S
         task = await node.task()
         await task.prepared(launcher="processes")
         await task.send(ShimStart(argv=[PYTHON, "-c", LEASED], ranks=[{"RANK": "0"}]))
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(180):
             status = await task.ended()
         assert status.exit == ShimExit(code=3)
 

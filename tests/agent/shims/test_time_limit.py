@@ -34,7 +34,7 @@ def test_the_limit_warns_and_ends_a_task_that_no_agent_watches(stage: Stage) -> 
     async def story(node: Node) -> None:
         task = await node.task()
         assert (await task.prepared()).phase is ShimPhase.PREPARED
-        await task.send(ShimLimit(1, limit_s=3.0, warn_s=2.0, warn_signal="SIGUSR1"))
+        await task.send(ShimLimit(1, limit_s=10.0, warn_s=2.0, warn_signal="SIGUSR1"))
         start = ShimStart(argv=[PYTHON, "-c", SAVES], stop_signal="SIGUSR2", grace_s=60)
         await task.send(start)
         await task.phase(ShimPhase.RUNNING)
@@ -45,19 +45,22 @@ def test_the_limit_warns_and_ends_a_task_that_no_agent_watches(stage: Stage) -> 
         assert (found.status.stopped_by, found.status.warned_s) == (StoppedBy.LIMIT, 2.0)
         assert found.status.exit == ShimExit(code=0)
         assert found.status.running_s is not None
-        assert found.status.running_s >= 3.0
+        assert found.status.running_s >= 10.0
         assert task.read("logs/rank-0.stdout") == b"SIGUSR1\nSIGUSR2\nsaved\n"
 
-    stage.play(story)
+    # It waits for no agent at its end.
+    stage.play(story, linger_s=0.1)
 
 
 def test_the_limit_kills_after_the_grace(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
         assert (await task.prepared()).phase is ShimPhase.PREPARED
-        await task.send(ShimLimit(1, limit_s=0.5))
-        script = "trap '' TERM; while true; do sleep 0.05; done"
+        script = "trap '' TERM; echo up; while true; do sleep 0.05; done"
         await task.send(ShimStart(argv=["bash", "-c", script], grace_s=0.5))
+        await task.phase(ShimPhase.RUNNING)
+        await eventually(lambda: task.read("logs/rank-0.stdout") == b"up\n")
+        await task.send(ShimLimit(1, limit_s=0.5))
         status = await task.ended()
         assert status.stopped_by == StoppedBy.LIMIT
         assert status.exit is not None

@@ -24,6 +24,7 @@ from agent.core.shim_protocol import (
     StoppedBy,
     StreamName,
 )
+from examples.local_cluster import free_port
 from muster.protocol.refusal_codes import RefusalCode
 from tests.agent.shims.conftest import Node, Spoken, Stage
 from tests.agent.shims.test_termination import carriers
@@ -36,13 +37,6 @@ ENV = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks behave the same however they are started."""
     monkeypatch.setitem(ENV, "MUSTER_START_METHOD", request.param)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def torchrun(port: int, *script: str, processes: int = 2) -> ShimStart:

@@ -8,7 +8,7 @@ import msgspec
 
 from tests.orchestrator.process import CoordinatorProcess
 
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ async def ask(user: User, verb: str, body: Any, node: str = "d1") -> tuple[int, 
 
 
 async def test_drain_and_resume(coordinator: CoordinatorProcess) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         async with connect(coordinator, "d1") as agent:
             await agent.hello()
             status, said = await ask(user, "drain", {"reason": "bad  DIMM"})
@@ -46,7 +46,7 @@ async def test_drain_and_resume(coordinator: CoordinatorProcess) -> None:
 
 
 async def test_an_impossible_request_is_refused_by_name(coordinator: CoordinatorProcess) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         async with connect(coordinator, "d2") as agent:
             await agent.hello()
         for body, word in (
@@ -66,7 +66,7 @@ async def test_an_impossible_request_is_refused_by_name(coordinator: Coordinator
 
 
 async def test_a_node_that_is_gone_is_removed(coordinator: CoordinatorProcess) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         async with connect(coordinator, "d3") as agent:
             await agent.hello()
             status, said = await ask(user, "remove", {}, "d3")

@@ -37,7 +37,7 @@ async def test_the_probe_of_a_node(coordinator: CoordinatorProcess) -> None:
         await agent.arrange(task)
         await agent.finish(task)
 
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         async with connect(coordinator, "k1") as agent:
             described = inventory("k1", hostname="k1.local", gpus=1, devices=(GPU,), pool="k")
             await agent.hello(inventory=described)
@@ -58,7 +58,7 @@ async def test_the_probe_of_a_node(coordinator: CoordinatorProcess) -> None:
 async def test_a_check_is_a_job_of_the_node_and_the_free_ones_of_its_pool(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         async with (
             connect(coordinator, "c1") as one,
             connect(coordinator, "c2") as two,
@@ -93,7 +93,7 @@ async def test_a_key_makes_one_check_however_often_it_is_sent(
 ) -> None:
     """The second time its node is busy: with the very check that it asks for."""
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(180),
         user_of(coordinator) as user,
         connect(coordinator, "i1") as agent,
     ):

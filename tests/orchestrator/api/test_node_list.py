@@ -21,7 +21,7 @@ async def refused(user: User, query: str) -> Any:
 
 async def test_page_after_page_has_each_node_once(coordinator: CoordinatorProcess) -> None:
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(180),
         user_of(coordinator) as user,
         contextlib.AsyncExitStack() as all_,
     ):
@@ -50,7 +50,7 @@ async def test_page_after_page_has_each_node_once(coordinator: CoordinatorProces
 async def test_a_node_that_goes_meanwhile_does_not_hold_up_the_next_page(
     coordinator: CoordinatorProcess,
 ) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         for name in ("q1", "q2"):
             async with connect(coordinator, name) as agent:
                 await agent.hello()
@@ -68,7 +68,7 @@ async def test_a_node_that_goes_meanwhile_does_not_hold_up_the_next_page(
 
 
 async def test_an_invalid_page_is_refused(coordinator: CoordinatorProcess) -> None:
-    async with asyncio.timeout(60), user_of(coordinator) as user:
+    async with asyncio.timeout(180), user_of(coordinator) as user:
         for query in ("limit=0", "limit=1001", "limit=x"):
             assert await refused(user, query) == "bad_query"
         # The last one is of the list of jobs: `jobs<5`.

@@ -123,7 +123,7 @@ def with_owner(
         rig = Rig(folder, limits)
         owner = asyncio.get_running_loop().create_task(rig.coordinator.run(1))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(180):
                 await rig.coordinator.started.wait()
                 await main(rig)
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ async def run_to_the_end(user: User, agent: FakeAgent, url: str) -> int:
 
 async def queued_webhooks(user: User, job: int, wanted: Callable[[list[Any]], bool]) -> Any:
     """Return the job once its undelivered messages are as wanted."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(180):
         while True:
             view = await user.get(f"/v1/jobs/{job}")
             if wanted(view["pending_webhooks"]):

@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "a gang has the same GPU through two agents",
-        _both(_put(placement, "one_a_machine", list), _put(network, "one_a_machine", list)),
+        _both(_put(placement, "one_per_machine", list), _put(network, "one_per_machine", list)),
         ("books", "gpus"),
         seed=303,
     ),

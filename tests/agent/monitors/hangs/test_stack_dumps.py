@@ -94,7 +94,7 @@ async def story(folders: TaskDirs, folder: Path, out: Path, text: str) -> None:
         assert await look() is None
         assert [await look() for _ in range(3)][-1] == pytest.approx(15.0)
         dumper.begin(DumpStacks(TASK, 1, 1, recorder=True))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             answer = await answers.get()
         assert isinstance(answer, StacksObserved)
         assert "wrote nothing" in answer.report.recorded[0].problem

@@ -23,7 +23,7 @@ from muster.protocol.observations.gpus import GpuDevice
 from muster.protocol.observations.hardware_events import Grade, HardwareEvent
 
 GPU = GpuDevice("0000:1b:00.0", "GPU-1")
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 P = ParamSpec("P")
 
 

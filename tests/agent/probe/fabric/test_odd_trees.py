@@ -331,7 +331,7 @@ def test_roce_has_no_empty_entry_but_zero_and_the_link_local_prefix(node: Node) 
 
 
 def copied(root: Path, to: Path) -> Path:
-    """As `cp -rL` does it: each link is what it leads to; one that leads to a folder above is left
+    """Copy like `cp -rL`: each link is what it leads to; one that leads to a folder above is left
     out, and so is one that leads nowhere."""
 
     def copy(place: Path, target: Path, above: tuple[str, ...]) -> None:

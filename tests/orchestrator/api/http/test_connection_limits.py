@@ -75,7 +75,7 @@ async def serving(
         return reader, writer
 
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             yield dial
     finally:
         for writer in writers:

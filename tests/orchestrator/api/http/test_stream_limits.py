@@ -23,7 +23,7 @@ def test_a_stream_too_many_is_refused_until_one_ends(
 ) -> None:
     async def main(process: CoordinatorProcess) -> None:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(180),
             aiohttp.ClientSession(process.url, headers=process.headers()) as http,
             AsyncExitStack() as held,
         ):

@@ -189,7 +189,7 @@ def test_an_old_journal_is_read() -> None:
         apply(state, msgspec.json.decode(text, type=f.Fact), 0.0)
     job = state.jobs[JobId(1)]
     (attempt,) = job.attempts
-    assert (job.rerun_of, job.hold, attempt.why_there) == (None, None, "")
+    assert (job.rerun_of, job.hold, attempt.placement_reason) == (None, None, "")
     # The warning had the number 1 on its nodes; what is sent next must be another one.
     assert [(it.number, it.name, it.late) for it in attempt.signals] == [(1, "SIGUSR1", True)]
     apply(state, f.SignalRequested(JobId(1), 1, "ada", "SIGUSR2"), 0.0)

@@ -253,4 +253,4 @@ def test_the_only_free_nodes_are_named_as_such(nodes: int, said: str) -> None:
     cluster = Cluster()
     cluster.join(*"ab"[:nodes])
     cluster.submit(spec(nodes=nodes))
-    assert cluster.job(1).attempts[0].why_there == said
+    assert cluster.job(1).attempts[0].placement_reason == said

@@ -42,7 +42,7 @@ def test_a_gang_is_made_of_nodes_of_one_kind(rdma: Rdma) -> None:
     cluster = cluster_of(a=FAST, b=SLOW, c=FAST, d=SLOW)
     cluster.submit(gang(rdma=rdma))
     assert placed(cluster) == ["a", "c"]
-    assert "one kind of RDMA" in cluster.job(1).attempts[0].why_there
+    assert "one kind of RDMA" in cluster.job(1).attempts[0].placement_reason
     cluster.submit(gang(rdma=rdma))
     assert placed(cluster, 2) == ["b", "d"]
 

@@ -28,7 +28,7 @@ def put(line: Timeline, nodes: dict[int, Spans]) -> Timeline:
 def starts(
     nodes: list[Spans], wanted: int, length_s: float, now: float, before: float
 ) -> list[float]:
-    """As Timeline.starts, node by node."""
+    """The same as Timeline.starts, node by node."""
     windows = [
         (max(begin, now), end - length_s if end < math.inf else math.inf)
         for spans in nodes

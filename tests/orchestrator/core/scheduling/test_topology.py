@@ -34,7 +34,7 @@ def test_a_gang_is_of_one_switch_and_the_smallest_that_suffices() -> None:
     for nodes, wanted in ((2, ["d", "e"]), (3, ["a", "b", "c"])):
         job = cluster.submit(near(nodes)).job  # type: ignore[union-attr]
         assert gang(cluster, job) == wanted
-    assert "all of switch leaf1" in cluster.job(2).attempts[0].why_there
+    assert "all of switch leaf1" in cluster.job(2).attempts[0].placement_reason
 
 
 def test_it_waits_for_one_switch_though_enough_nodes_are_free() -> None:

@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_synced_holds_up_no_other(
         running.cancel()
         rig.store.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 180))
 
 
 def test_a_file_that_cannot_be_looked_at_holds_up_no_other(
@@ -236,7 +236,7 @@ def test_a_task_whose_fsync_failed_has_not_ended(
         running.cancel()
         rig.store.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 180))
 
 
 def test_a_file_that_cannot_be_cut_either_is_not_written(

@@ -212,7 +212,7 @@ def test_it_waits_until_the_store_is_short(rig: Rig) -> None:
         assert rig.put(running, 1000)
         run.cancel()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 180))
 
 
 def test_without_a_reserve_nothing_is_shared(rig: Rig) -> None:

@@ -53,7 +53,7 @@ def with_store(tmp_path: Path, main: Callable[[Rig], Coroutine[Any, Any, None]])
         rig = Rig(tmp_path / "logs")
         syncing = asyncio.get_running_loop().create_task(rig.store.run())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(180):
                 await main(rig)
         finally:
             syncing.cancel()

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.shell.logs import writer as writer_module
 from orchestrator.shell.logs.writer import Writer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 
 
 def test_work_is_done_in_order_and_its_reports_come_before_its_end() -> None:

@@ -1,0 +1,8 @@
+"""The C library, for calls that Python does not offer. Errors are in `ctypes.get_errno()`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+libc: Final = ctypes.CDLL(None, use_errno=True)
