@@ -391,7 +391,8 @@ def test_a_program_sees_what_a_preloaded_module_has_changed(
             status, task = await run(node, tmp_path, method, "train.py", before=before)
             assert status.exit == ShimExit(0), task.read(status.ranks[0].stderr)
             said[method] = task.read(status.ranks[0].stdout).decode().splitlines()
-        assert_forked(status)
+            assert status.start_method is not None
+            assert (status.start_method.method, status.start_method.why) == (method, "")
         handlers = ["the handler of the program", "its handler"]
         assert said["exec"] == ["False -1 builtin_function_or_method", *handlers]
         assert said["fork"] == ["True 1 function", *handlers]
