@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from tests.architecture.sources import TREE, parse
@@ -18,7 +19,8 @@ FOLDERS = ("muster", "orchestrator", "agent", "tests", "tools", "benchmarks", "e
 OWN = Path(__file__).resolve().relative_to(TREE)
 
 PRONOUN = re.compile(
-    r"(What|Whether|Who|Whose|Whom|Where|Which|One|Those|These|That|Of|How|When|Whoever|Whatever)\b"
+    r"(What|Whether|Who|Whose|Whom|Where|Which|One|Those|These|That|Of|How|When|Whoever|Whatever|"
+    r"Why|As)\b"
 )
 BANNED = re.compile(
     r"\b(told|tells?|hears?|heard|hearing|whoever|be (?:it|they)|but for|for want of|in one breath|"
@@ -43,6 +45,21 @@ def docstrings(file: Path) -> list[tuple[bool, str]]:
         (isinstance(node, ast.Module), text)
         for node in ast.walk(parse(file))
         if isinstance(node, kinds) and (text := ast.get_docstring(node))
+    ]
+
+
+@functools.cache
+def attribute_docstrings(file: Path) -> list[str]:
+    """The text below each constant or attribute of a file that has one."""
+    return [
+        text.value.value
+        for node in ast.walk(parse(file))
+        if isinstance(node, ast.Module | ast.ClassDef)
+        for assigned, text in pairwise(node.body)
+        if isinstance(assigned, ast.Assign | ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
     ]
 
 
@@ -72,18 +89,33 @@ def test_the_docstring_of_a_definition_begins_with_a_verb_or_a_noun() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_docstring_of_an_attribute_begins_with_a_noun() -> None:
+    found = [
+        f"{file}: {text.splitlines()[0]}"
+        for file in python_files()
+        for text in attribute_docstrings(file)
+        if PRONOUN.match(text)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_words_of_the_old_dialect_do_not_come_back() -> None:
     found = [
         f"{file}: {text.strip()}"
         for file in python_files()
         if file != OWN
-        for text in [*(text for _, text in docstrings(file)), *comments(file)]
+        for text in (
+            *(text for _, text in docstrings(file)),
+            *attribute_docstrings(file),
+            *comments(file),
+        )
         if BANNED.search(CODE.sub("", text))
     ]
     assert not found, "\n".join(found)
 
 
 def test_a_dialect_is_recognised() -> None:
+    assert PRONOUN.match("Why a node cannot be used.")
     assert PRONOUN.match("What the coordinator wants of a task now.")
     assert not PRONOUN.match("True if the node has a free GPU.")
     assert not PRONOUN.match("Return the free GPUs of a node.")
