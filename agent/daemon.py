@@ -45,7 +45,7 @@ from agent.core.effects import (
 from agent.core.inputs import CommandReceived, Input, LogsStored, NodeObserved, TimerFired
 from agent.core.state import AgentIdentity, State
 from agent.core.turn import turn
-from agent.gang.fence import Fence, fenced_in
+from agent.gang.fence import fence_of, fenced_in
 from agent.gang.host_names import GangHostNames, mode_of
 from agent.gang.peer_pings import PeerPings
 from agent.gang.ports import check_range
@@ -126,8 +126,7 @@ class Agent:
         network: NetworkProbe,
         own: Mapping[str, str],
     ) -> None:
-        """Needs a running event loop. `own` has the settings of the node's own file. Raises
-        DaemonError if the configuration is invalid."""
+        """Needs a running event loop. `own`: settings of the node's file. Raises DaemonError."""
         self._clock = clock
         self._settings = SettingsInForce(config, own)
         peers = open_socket(config.peer_port, config.state_dir, shared=config.shared_host)
@@ -161,12 +160,13 @@ class Agent:
             CodeStore(config.state_dir / "code"), self._dialer, clock, config.peer_port
         )
         self._shims = _shims(config)
-        self._fence = Fence(identity.agent_id, on=config.fences, must=config.fence is True)
+        self._fence = fence_of(config, identity.agent_id)
         self._probe = network
         self._config = config
-        self._disks = DiskMonitor(config.state_dir, self._inbox.post)
-        self._job_user = JobUserMonitor(owners, config, self._inbox.post)
-        self._interpreter = InterpreterMonitor(config.python, owners, self._inbox.post)
+        post = self._inbox.post
+        self._disks = DiskMonitor(config.state_dir, post)
+        self._job_user = JobUserMonitor(owners, config, post, self._fence.problem, inventory)
+        self._interpreter = InterpreterMonitor(config.python, owners, post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
         )

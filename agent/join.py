@@ -24,7 +24,7 @@ import yaml
 
 from agent.config import PEER_PORT, SUBMITTER, AgentConfig, load
 from agent.probe.fabric import command as doctor
-from agent.probe.host import machine_id
+from agent.probe.host import check_labels, machine_id
 from muster.client.pinned_ca import CaError, fetch_ca
 from muster.daemon.clock import SystemClock
 from muster.daemon.config_loader import parse_yaml, read_yaml
@@ -99,11 +99,27 @@ def _parser() -> argparse.ArgumentParser:
         help=f"user of the jobs, or {SUBMITTER} for each job's own; required as root",
     )
     parser.add_argument("--pool", metavar="POOL", help="pool (default: that of the secret)")
+    parser.add_argument(
+        "--label",
+        dest="labels",
+        metavar="NAME=VALUE",
+        action="append",
+        type=_label,
+        default=[],
+        help="label of the node, for `placement` of jobs and for settings; may be repeated",
+    )
     parser.add_argument("--python", metavar="FILE", help="interpreter of jobs that name none")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="directory of the configuration")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="directory of the state")
     parser.add_argument("--no-start", action="store_true", help="do not install the systemd unit")
     return parser
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as rack=a1")
+    return name, value
 
 
 def _target(text: str) -> tuple[str, int]:
@@ -141,6 +157,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
         "node": flags.node,
         "state_dir": state_dir,
         "pool": flags.pool,
+        "labels": _labels(old, dict(flags.labels)),
         "run_as": _run_as(flags.run_as or str(old.get("run_as") or ""), root=root),
         "python": flags.python,
         "single_team": _is_meant(flags.run_as, old),
@@ -149,6 +166,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     # The secret is not used for a node whose agent could not start.
     first = {**given, "coordinator": f"https://{shown}:{port}"}
     checked = load(file=config if there else None, environ={}, flags=first)
+    check_labels(checked)
     node, state = checked.node, checked.state_dir
 
     pem = fetch_ca(host, port, secret.ca_sha256, "join secret")
@@ -172,7 +190,9 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     edited, comments = _edited(text, old, settings)
     write_atomic(config, edited.encode(), _PUBLIC)
     load(file=config, environ={})
-    _say(f"{node} joined {host}:{port}; {_changes(old, settings) if there else 'wrote'} {config}")
+    _say(_done(f"{host}:{port}", node, config, old if there else None, settings))
+    if flags.pool and answer.pool not in {"", flags.pool}:
+        _say(f"its pool is {answer.pool}, that of the secret, and not {flags.pool}")
     if not comments:
         _say(f"the comments in {config} are gone, because its settings are not one on each line")
     if answer.waits:
@@ -184,7 +204,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
     else:
         _say(f"start the agent with: {program()} agent --config {config}")
     sys.stdout.flush()
-    doctor.main("doctor", ["--config", str(config)])
+    doctor.after_join(config)
     return 0
 
 
@@ -362,10 +382,28 @@ def _with_line(text: str, name: str, line: str) -> str:
     return f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
 
 
-def _changes(old: Mapping[str, object], settings: Mapping[str, object]) -> str:
+def _done(
+    target: str,
+    node: str,
+    config: Path,
+    old: Mapping[str, object] | None,
+    settings: Mapping[str, object],
+) -> str:
+    """Return what a join has done. `old` are the settings that were there, None without a file."""
+    if old is None:
+        return f"{node} joined {target}; wrote {config}"
     changed = [name for name, value in settings.items() if old.get(name) != value]
+    if not changed:
+        return f"{node} joined {target} again, with a new certificate; {config} is unchanged"
     kept = [name for name in old if name not in changed]
-    return f"changed {', '.join(changed) or 'nothing'} and kept {', '.join(kept) or 'nothing'} in"
+    what = f"changed {', '.join(changed)} and kept {', '.join(kept) or 'nothing'}"
+    return f"{node} joined {target}; {what} in {config}"
+
+
+def _labels(old: Mapping[str, object], given: Mapping[str, str]) -> dict[str, object] | None:
+    """Return the labels that the node had, with those that are given; None if none are."""
+    had = old.get("labels")
+    return {**(had if isinstance(had, Mapping) else {}), **given} if given else None
 
 
 def _say(text: str) -> None:

@@ -11,24 +11,27 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Never
 
 import structlog
 
+from agent.config import AgentConfig
 from agent.core.record import TaskRecord
 from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import DaemonError, FileError
 from muster.daemon.listen_address import is_address
 from muster.protocol.ids import TaskId
-from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.link.terms import Terms
 
 LOOK_S: Final = 60.0
 """Seconds between two checks that the table is there."""
 _MARK: Final = 'comment "task '
+_TABLE: Final = re.compile(r"^table inet (muster_[0-9a-f]{12})$", re.MULTILINE)
 # Only the beginning of a connection: the rest belongs to one that was let in.
 _NEW: Final = "tcp flags & (syn | ack) == syn"
 _ANSWER: Final = "tcp flags & (syn | ack) == (syn | ack)"
@@ -54,6 +57,14 @@ class Fenced:
     rendezvous: tuple[tuple[str, ...], int] | None = None
     grows: bool = False
     open: bool = False
+
+
+def leased(uid: int, ports: tuple[int, ...], prepare: PrepareTask) -> Fenced:
+    """The fence of a task before its gang is known. Of a gang that runs already, the rendezvous is:
+    nobody else on this node connects to it once the launcher's node lets this node in."""
+    meets = prepare.meets
+    rendezvous = None if meets is None else (_addresses(meets[0]), meets[1])
+    return Fenced(uid, ports, rendezvous=rendezvous, grows=prepare.grows)
 
 
 def in_gang(fenced: Fenced, plan: ArrangeTask, terms: Terms | None = None) -> Fenced:
@@ -87,7 +98,7 @@ def fenced_in(folders: TaskDirs) -> dict[TaskId, Fenced]:
             continue
         with contextlib.suppress(OSError):
             uid = user_of(folders.path(task)).uid
-            fenced = Fenced(uid, manifest.ports, grows=manifest.prepare.grows)
+            fenced = leased(uid, manifest.ports, manifest.prepare)
             found[task] = _by_record(fenced, manifest.record)
     return found
 
@@ -114,28 +125,36 @@ def ruleset(table: str, tasks: Mapping[TaskId, Fenced]) -> str:
 
 def _into(fenced: Fenced) -> Iterator[str]:
     """From other machines only the gang. Until it is known, the ports look closed, so that agents
-    of nodes that are early try again at once."""
+    of nodes that are early try again at once.
+
+    Nor at other addresses than the gang's, such as a link-local one: there the gang's nodes do not
+    hold back their other users.
+    """
     if not fenced.ports or fenced.open:
         return
     verdict = "drop" if fenced.members else "reject with tcp reset"
     to = f'iifname != "lo" tcp dport {_set(fenced.ports)} {_NEW}'
     for family, version in (("ip", 4), ("ip6", 6)):
-        gang = _of(version, fenced.members)
-        others = f"{family} saddr != {_set(gang)}" if gang else f"meta nfproto ipv{version}"
-        yield f"{to} {others} {verdict}"
+        if gang := _of(version, fenced.members):
+            yield f"{to} {family} saddr != {_set(gang)} {verdict}"
+            yield f"{to} {family} daddr != {_set(gang)} {verdict}"
+        else:
+            yield f"{to} meta nfproto ipv{version} {verdict}"
 
 
 def _out_of(fenced: Fenced) -> Iterator[str]:
     """From this machine only the job's user; root is the agent, which checks the rendezvous.
 
     Another user may win a leased port between the agent's close and the launcher's bind: such a
-    listener completes no handshake. A packet without a socket, such as a SYN cookie, has no user
+    listener completes no handshake. Nor does one who connects from that port to a node that
+    connects to it at the same moment. A packet without a socket, such as a SYN cookie, has no user
     and is refused, too.
     """
     reset = "reject with tcp reset"
     if fenced.ports:
         ports = _set(fenced.ports)
         yield from _by_user(fenced, f'oifname "lo" tcp dport {ports} {_NEW}', reset)
+        yield from _by_user(fenced, f"tcp sport {ports} {_NEW}", reset)
         yield from _by_user(fenced, f"tcp sport {ports} {_ANSWER}", "drop")
     for match in _to_launcher(fenced):
         yield from _by_user(fenced, match, reset)
@@ -171,12 +190,20 @@ def _set(members: object) -> str:
     return f"{{ {', '.join(str(it) for it in members)} }}"
 
 
+def fence_of(config: AgentConfig, agent_id: str) -> Fence:
+    """The fence that an agent with this configuration has."""
+    must, alone = config.fence is True, not config.shared_host
+    return Fence(agent_id, on=config.fences, must=must, alone=alone)
+
+
 class Fence:
     """The fences of all tasks of one agent."""
 
-    def __init__(self, agent_id: str, *, on: bool, must: bool) -> None:
-        """`must`: an agent that cannot write its table does not start, and starts no task."""
+    def __init__(self, agent_id: str, *, on: bool, must: bool, alone: bool = False) -> None:
+        """`must`: an agent that cannot write its table does not start, and starts no task. `alone`:
+        tables of other agents are of those that have been here before."""
         self._table = f"muster_{agent_id[:12]}"
+        self._alone = alone
         self._on = on
         self._must = must
         self._tasks: dict[TaskId, Fenced] = {}
@@ -184,25 +211,27 @@ class Fence:
         # Why the table is not as it should be.
         self._problem = ""
 
+    def problem(self) -> str:
+        """Return why the table could not be written last, or ""."""
+        return self._problem if self._on else ""
+
     async def begin(self, tasks: Mapping[TaskId, Fenced]) -> None:
         """At the agent's start: keep the fences of these tasks and remove all others, also if it is
-        switched off now. Raises FileError."""
+        switched off now, or the agent has lost its folder since. Raises FileError."""
         self._tasks = dict(tasks) if self._on else {}
         if os.geteuid() != 0:
             return
-        problem = await self._write()
+        problem = await self._write(await asyncio.to_thread(self._left) if self._alone else "")
         if not problem or not self._on:
             return
         if self._must:
             raise FileError(f"fence: {problem}; install nftables, or set fence to false")
         _log.warning("rendezvous_not_fenced", why=problem)
 
-    async def lease(
-        self, task: TaskId, ports: tuple[int, ...], uid: int, *, grows: bool = False
-    ) -> None:
-        """Before a task starts: only this user connects to its ports, and only on this node. Raises
+    async def lease(self, task: TaskId, fenced: Fenced) -> None:
+        """Before a task starts: only its user connects to its ports, and only on this node. Raises
         FenceError."""
-        self._demand(await self._put(task, Fenced(uid, ports, grows=grows)))
+        self._demand(await self._put(task, fenced))
 
     async def arrange(self, task: TaskId, plan: ArrangeTask) -> None:
         """Once its gang is known: only its addresses come in. Raises FenceError."""
@@ -244,11 +273,18 @@ class Fence:
             _log.error("rendezvous_not_fenced", why=problem)
         return problem
 
-    async def _write(self) -> str:
+    async def _write(self, more: str = "") -> str:
         """Write the table; returns why that is impossible, or ""."""
         async with self._turn:
-            self._problem = await asyncio.to_thread(run_nft, "-f", "-", text=self._ruleset())
+            text = more + self._ruleset()
+            self._problem = await asyncio.to_thread(run_nft, "-f", "-", text=text)
             return self._problem
+
+    def _left(self) -> str:
+        """The rules that remove the tables of all other agents. Blocks."""
+        found, _ = ask_nft("list", "tables")
+        others = set(_TABLE.findall(found)) - {self._table}
+        return "".join(ruleset(table, {}) for table in sorted(others))
 
     def _ruleset(self) -> str:
         return ruleset(self._table, self._tasks)
@@ -260,15 +296,22 @@ class Fence:
             await self.look()
 
     async def look(self) -> None:
-        """Restore the table if it lacks rules."""
-        if not (self._on and self._tasks):
-            return
-        async with self._turn:
-            arguments = ("list", "table", "inet", self._table)
-            found, why = await asyncio.to_thread(ask_nft, *arguments)
-        if found.count(_MARK) == self._ruleset().count(_MARK):
-            return
+        """Write the table if that has failed, and restore it if it lacks rules."""
+        before, why = self._problem, ""
+        if not before:
+            if not (self._on and self._tasks):
+                return
+            async with self._turn:
+                arguments = ("list", "table", "inet", self._table)
+                found, why = await asyncio.to_thread(ask_nft, *arguments)
+            if found.count(_MARK) == self._ruleset().count(_MARK):
+                return
         problem = await self._write()
+        if before:
+            # The failure has been logged.
+            if not problem and self._on:
+                _log.info("rendezvous_fenced")
+            return
         _log.warning(
             "fence_was_gone",
             why=why or "rules were missing",

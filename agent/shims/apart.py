@@ -19,6 +19,7 @@ FENCE: Final = "fence"
 PLACES: Final = "private /tmp"
 HIDDEN: Final = "hidden processes"
 KEYRINGS: Final = "keyrings"
+OFF: Final = "it is switched off (`{}`)"
 _WAIT_S: Final = 10.0
 _HIDING: Final = frozenset({"2", "invisible", "4", "ptraceable"})
 
@@ -50,7 +51,7 @@ def not_apart(config: AgentConfig) -> dict[str, str]:
     users = "" if known else why_users_are_together(config)
     if os.geteuid() != 0:
         return {USERS: users} if users else {}
-    off = "it is switched off (`{}`)".format
+    off = OFF.format
     found = {
         USERS: users,
         FENCE: why_no_fence() if config.fences else off("fence"),
@@ -67,10 +68,11 @@ def check_hiding(config: AgentConfig) -> None:
         raise FileError(f"hide_processes: {why}; upgrade to Linux 5.8, or set it to false")
 
 
-def why_no_demanded_fence(config: AgentConfig) -> str:
-    """Return why this process could not write a fence that the site demands, or "". Blocks."""
-    why = why_no_fence() if config.fence else ""
-    return why and f"{why}, and the agent's `fence` is true: repair nftables, or take `fence` out"
+def why_refused_without(fence: str) -> str:
+    """Return why a node whose site demands a fence takes no jobs; `fence` is why there is none, or
+    ""."""
+    end = "and the agent's `fence` is true: repair nftables, or take `fence` out"
+    return fence and f"{fence}, {end}"
 
 
 def why_no_fence() -> str:

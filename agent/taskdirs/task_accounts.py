@@ -68,6 +68,7 @@ class TaskAccounts:
         self._uid_min = config.uid_min
         self._map = config.user_map
         self._together = "" if config.single_team else why_users_are_together(config)
+        self._users: frozenset[str] = frozenset()
 
     @property
     def others(self) -> bool:
@@ -118,9 +119,16 @@ class TaskAccounts:
             f"account here from uid {self._uid_min}: useradd --create-home NAME, or `user_map`"
         )
 
+    def use(self, users: Sequence[str] | None) -> None:
+        """Take note of who may submit jobs; None if that is not known."""
+        self._users = frozenset(users or ())
+
     def _sharing(self, name: str, user: str) -> bool:
-        """True if jobs of further users run as the account `name` of this user."""
-        return any(it == name and other != user for other, it in self._map.items())
+        """True if jobs of further users run as the account `name` of this user: of others who are
+        mapped to it, or of one who has this name."""
+        if any(it == name and other != user for other, it in self._map.items()):
+            return True
+        return name != user and name in self._users and self._map.get(name, name) == name
 
     def _check_secret(self, prepare: PrepareTask, together: str) -> None:
         """Raise UserRefusedError if the job uses a secret that jobs of other users could read."""

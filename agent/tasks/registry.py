@@ -30,7 +30,7 @@ from agent.core.inputs import (
 )
 from agent.core.record import TaskRecord
 from agent.core.shim_protocol import ShimCommand, ShimUser
-from agent.gang.fence import Fence, FenceError
+from agent.gang.fence import Fence, FenceError, leased
 from agent.gang.ports import NoPortsError, free_ports
 from agent.hooks.site_hooks import PrologError, SiteHooks
 from agent.logs.shipper import LogShipper
@@ -244,7 +244,7 @@ class TaskRegistry:
             supervisor.epilog = partial(self._hooks.after, prepare, uid)
             placed = await self._placed(prepare, taken, job_owner)
             supervisor.ports = placed.ports
-            await self._fence.lease(task, placed.ports, uid, grows=prepare.grows)
+            await self._fence.lease(task, leased(uid, placed.ports, prepare))
             self._post(msgspec.structs.replace(placed, prolog=prolog))
             self._checkpoints.begin(task, prepare.checkpoint_dir)
             self._idle.begin(task, prepare.idle, prepare.gpus)

@@ -15,6 +15,8 @@ from benchmarks.launch.processor import pace
 from benchmarks.launch.samples import Row
 
 _PACKAGES = ("aiohttp", "msgspec", "click", "torch")
+P99_SAMPLES = 100
+"""Number of samples from which on the 99th percentile is not the greatest one."""
 
 
 def machine() -> dict[str, str]:
@@ -33,10 +35,15 @@ def machine() -> dict[str, str]:
 
 
 def table(where: dict[str, str], rows: list[Row], notes: list[str]) -> str:
-    """Return everything as lines of Markdown."""
+    """Return everything as lines of Markdown.
+
+    If a row has enough samples for it, there is a column of the 99th percentile.
+    """
     lines = [f"{name}: {value}" for name, value in where.items()]
-    head = ("figure", "what", "who", "unit", "n", "median", "p95", "least - most", "aim", "")
-    cells = [head, *(_cells(row) for row in rows if row.samples)]
+    rows = [row for row in rows if row.samples]
+    p99 = ("p99",) if any(_has_p99(row) for row in rows) else ()
+    head = ("figure", "what", "who", "unit", "n", "median", "p95", *p99, "least - most", "aim", "")
+    cells = [head, *(_cells(row, p99=bool(p99)) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
     rule = tuple("-" * width for width in widths)
     lines.append("")
@@ -57,9 +64,10 @@ def write_json(path: Path, where: dict[str, str], rows: list[Row], notes: list[s
             "who": row.who,
             "unit": row.unit,
             "aim": str(row.aim) if row.aim else None,
-            "met": row.aim.met(row.median) if row.aim else None,
+            "met": row.is_met,
             "median": row.median,
             "p95": row.p95,
+            "p99": row.percentile(99) if _has_p99(row) else None,
             "samples": row.samples,
         }
         for row in rows
@@ -69,9 +77,14 @@ def write_json(path: Path, where: dict[str, str], rows: list[Row], notes: list[s
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _has_p99(row: Row) -> bool:
+    return len(row.samples) >= P99_SAMPLES
+
+
+def _cells(row: Row, *, p99: bool) -> tuple[str, ...]:
     least, most = row.spread
-    met = "" if row.aim is None else ("met" if row.aim.met(row.median) else "NOT MET")
+    rare = (_number(row.percentile(99)) if _has_p99(row) else "",) if p99 else ()
+    met = {None: "", True: "met", False: "NOT MET"}[row.is_met]
     return (
         row.figure,
         row.what,
@@ -80,6 +93,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(len(row.samples)),
         _number(row.median),
         _number(row.p95),
+        *rare,
         f"{_number(least)} - {_number(most)}",
         str(row.aim or ""),
         met,

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Target of a median: at most `value`, or at least if `least` is set."""
+    """Target of a percentile, by default the median: at most `value`, or at least if `least` is
+    set.
+    """
 
     value: float
     least: bool = False
+    percent: int = 50
 
-    def met(self, median: float) -> bool:
-        return median >= self.value if self.least else median <= self.value
+    def met(self, found: float) -> bool:
+        return found >= self.value if self.least else found <= self.value
 
     def __str__(self) -> str:
-        return f"{'>=' if self.least else '<='} {self.value:g}"
+        which = "" if self.percent == 50 else f"p{self.percent} "
+        return f"{which}{'>=' if self.least else '<='} {self.value:g}"
 
 
 @dataclass(slots=True)
@@ -46,6 +50,14 @@ class Row:
         """Return the smallest sample that at least `percent` of the samples do not exceed."""
         ordered = sorted(self.samples)
         return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
+
+    @property
+    def is_met(self) -> bool | None:
+        """True if the target is met; None if there is none."""
+        if self.aim is None:
+            return None
+        percent = self.aim.percent
+        return self.aim.met(self.median if percent == 50 else self.percentile(percent))
 
     @property
     def spread(self) -> tuple[float, float]:

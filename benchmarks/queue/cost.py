@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from benchmarks.launch.samples import Row
+from benchmarks.launch.samples import Aim, Row
 from benchmarks.queue.replay import Replay, Wanted, spec_of
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.apply import apply
@@ -17,6 +17,7 @@ from orchestrator.short_collections import ShortCollections
 
 NODES, QUEUED, EVENTS = 500, 10_000, 300
 BURST, BURSTS, ENDS = 200, 5, 50
+PASS_AIM, SLICE_AIM = Aim(50.0, percent=99), Aim(5.0, percent=99)
 _SIZES = ((1, 45), (2, 20), (4, 15), (8, 10), (16, 6), (64, 4))
 
 
@@ -48,9 +49,9 @@ def _measure(seed: int, nodes: int, queued: int, events: int) -> list[Row]:
     while replay.began.keys() >= set() and len(replay.done) < 20 and replay.step():
         pass
     replay.turns.clear()
-    submit = Row("pass", f"{what}: a submit", "ours")
-    end = Row("pass", f"{what}: an end", "ours")
-    part = Row("slice", what, "ours")
+    submit = Row("pass", f"{what}: a submit", "ours", aim=PASS_AIM)
+    end = Row("pass", f"{what}: an end", "ours", aim=PASS_AIM)
+    part = Row("slice", what, "ours", aim=SLICE_AIM)
     for number in range(events):
         began = len(replay.turns)
         if number % 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +23,11 @@ MANIFEST_BYTES_MAX: Final = 32 << 20
 VERSION: Final = 1
 _PATH_BYTES_MAX: Final = 4000
 _NAME_BYTES_MAX: Final = 255
+_UNREAD: Final = "0" * 64
+_CHUNK_BYTES: Final = len(_UNREAD) + 3
+_ENTRY_BYTES: Final = 64
+_ESCAPED_BYTES: Final = 6
+"""Bytes of a character in the encoding at most, of an entry without its texts, and of a chunk."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -82,6 +87,24 @@ def encode(manifest: CodeManifest) -> bytes:
             links=tuple(sorted(manifest.links, key=lambda link: link.path)),
         )
     )
+
+
+def encoded_size(
+    files: Sequence[tuple[str, int, bool]], links: Sequence[TreeLink], most: int
+) -> int:
+    """Return the size of a tree's manifest before any file is read, or less than `most` if it is
+    less than that: files are given with their sizes and whether they are executable."""
+    chunks = sum(-(-size // CHUNK_BYTES) for _, size, _ in files)
+    text = sum(len(path) for path, _, _ in files)
+    text += sum(len(link.path) + len(link.target) for link in links)
+    bound = text * _ESCAPED_BYTES + (len(files) + len(links)) * _ENTRY_BYTES + chunks * _CHUNK_BYTES
+    if bound < most:  # which costs nothing for the usual tree
+        return bound
+    named = [
+        File(path, size, executable, (_UNREAD,) * -(-size // CHUNK_BYTES))
+        for path, size, executable in files
+    ]
+    return len(encode(CodeManifest(tuple(named), tuple(links))))
 
 
 def digest(data: bytes | memoryview) -> str:

@@ -6,7 +6,7 @@ A chunk is its length (4 bytes, big-endian), its SHA-256 (32 bytes) and its byte
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from muster.bundle.manifest import CHUNK_BYTES, digest
@@ -67,3 +67,50 @@ def pack(chunks: Iterable[tuple[str, bytes]]) -> bytearray:
         data += head(chunk, len(content))
         data += content
     return data
+
+
+class PackBuffer:
+    """A pack in the making, in memory that the next one uses again: of new memory, the kernel
+    clears each page."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(PACK_BYTES_MAX))
+        self._places: dict[str, tuple[int, int]] = {}
+        self._end = 0
+
+    @property
+    def chunks(self) -> dict[str, int]:
+        """The chunks in it, with their sizes."""
+        return {chunk: end - at - _HEAD.size for chunk, (at, end) in self._places.items()}
+
+    def has_room(self, size: int) -> bool:
+        """True if the pack may have another chunk of this size."""
+        if not self._places:
+            return True
+        content = self._end - len(self._places) * _HEAD.size
+        return content + size <= PACK_BYTES and len(self._places) < PACK_CHUNKS
+
+    def space(self, size: int) -> memoryview:
+        """Return the memory for the content of the next chunk."""
+        at = self._end + _HEAD.size
+        return self._view[at : at + size]
+
+    def add(self, chunk: str, size: int) -> None:
+        """Add what `space` holds now, unless it is there already."""
+        if chunk not in self._places:
+            at = self._end
+            self._view[at : at + _HEAD.size] = head(chunk, size)
+            self._end = at + _HEAD.size + size
+            self._places[chunk] = at, self._end
+
+    def pack(self, chunks: Collection[str]) -> memoryview:
+        """Return the pack of some of the chunks, valid until the next change."""
+        if len(chunks) == len(self._places):
+            return self._view[: self._end]
+        parts = [self._view[slice(*self._places[chunk])] for chunk in chunks]
+        return memoryview(b"".join(parts))
+
+    def clear(self) -> None:
+        """Begin the next pack."""
+        self._places.clear()
+        self._end = 0

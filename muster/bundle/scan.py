@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from muster.bundle.index import Index
 from muster.bundle.manifest import (
     CHUNK_BYTES,
     FILES_MAX,
+    MANIFEST_BYTES_MAX,
     BadManifestError,
     CodeManifest,
     File,
@@ -21,10 +23,11 @@ from muster.bundle.manifest import (
     check_names,
     digest,
     encode,
+    encoded_size,
     link_problem,
     path_problem,
 )
-from muster.bundle.pack import PACK_BYTES
+from muster.bundle.pack import PACK_BYTES, PackBuffer
 
 _THREADS: Final = min(4, os.cpu_count() or 1)
 _AT_ONCE: Final = 2000
@@ -45,12 +48,15 @@ class ScanError(Exception):
 
 
 class Scanned(NamedTuple):
-    """A folder as it was at the scan."""
+    """A folder as it was at the scan. `before` names the bundle of the scan before, if there was
+    one: it has all chunks but those in `fresh`."""
 
     folder: Path
     manifest: CodeManifest
     data: bytes
     ignored: dict[str, Origin]
+    before: str = ""
+    fresh: frozenset[str] = frozenset()
 
     @property
     def sha256(self) -> str:
@@ -62,8 +68,8 @@ _Content: TypeAlias = tuple[os.stat_result, tuple[str, ...]]
 """A file as it was read, and its chunks."""
 
 
-Take: TypeAlias = Callable[[dict[str, bytes]], None]
-"""Gets chunks with their content, at most `PACK_BYTES` at a time or one chunk."""
+Take: TypeAlias = Callable[[PackBuffer], None]
+"""Gets a pack of chunks, and may use it until it returns."""
 
 
 class Listing(NamedTuple):
@@ -99,6 +105,10 @@ def listing(folder: Path, *, bytes_max: int = 0, files_max: int = FILES_MAX) -> 
     if bytes_max and size > bytes_max:
         why = f"the code is {size} bytes, and at most {bytes_max} may travel with a job"
         raise too_large(why, found.sizes())
+    files = [(path, status.st_size, _is_executable(status)) for path, status in found.files]
+    if encoded_size(files, found.links, MANIFEST_BYTES_MAX) > MANIFEST_BYTES_MAX:
+        why = f"the list of its files is larger than {size_text(MANIFEST_BYTES_MAX)}"
+        raise _too_many(found, f"{folder} cannot travel: {why}")
     return found
 
 
@@ -139,16 +149,19 @@ def read(
             content[path] = status, chunks
     if pending:
         _check(found)
+    fresh: set[str] = set()
     for some in _read_all(folder, pending, take):
         content.update(some)
+        fresh.update(chunk for _, chunks in some.values() for chunk in chunks)
         show(size - left, size)
         left -= sum(status.st_size for status, _ in some.values())
     files = tuple(
-        File(path, status.st_size, bool(status.st_mode & stat.S_IXUSR), chunks)
+        File(path, status.st_size, _is_executable(status), chunks)
         for path, (status, chunks) in content.items()
     )
     manifest = CodeManifest(files, tuple(found.links))
-    scanned = Scanned(folder, manifest, encode(manifest), found.ignored)
+    data, before = encode(manifest), index.checked
+    scanned = Scanned(folder, manifest, data, found.ignored, before, frozenset(fresh))
     if pending or index.checked != scanned.sha256:
         # Otherwise nothing differs from the last scan, which checked and saved the same.
         if not pending:
@@ -163,6 +176,10 @@ def _check(found: Listing) -> None:
         check_names([path for path, _ in found.files], found.links)
     except BadManifestError as error:
         raise ScanError(f"{found.folder} cannot travel: {error}", _HINT) from error
+
+
+def _is_executable(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IXUSR)
 
 
 def _no_file(path: str) -> ScanError:
@@ -183,13 +200,13 @@ def too_large(why: str, sizes: Iterable[tuple[str, int]]) -> ScanError:
     )
 
 
-def _too_many(folder: Path, found: Listing, files_max: int) -> ScanError:
+def _too_many(found: Listing, why: str) -> ScanError:
     """Return the refusal of a folder with too many files, with the ten folders that have most."""
     paths = [path for path, _ in found.files]
     holding = Counter(path.rpartition("/")[0] or "." for path in paths).most_common(_NAMED)
     listed = "".join(f"\n  {number:>9}  {path}" for path, number in holding)
     return ScanError(
-        f"{folder} has more than {files_max} files; the folders with most:{listed}",
+        f"{why}; the folders with most files:{listed}",
         "name what the job does not need in a .musterignore file",
     )
 
@@ -231,7 +248,7 @@ def _walk(folder: Path, files_max: int) -> Listing:
             else:
                 _take(entry, path, found)
         if len(found.files) + len(found.links) > files_max:
-            raise _too_many(folder, found, files_max)
+            raise _too_many(found, f"{folder} has more than {files_max} files")
     return found
 
 
@@ -296,24 +313,25 @@ class _Taken:
 
     def __init__(self, take: Take | None) -> None:
         self._take = take
-        self._chunks: dict[str, bytes] = {}
-        self._bytes = 0
+        self._pack = PackBuffer()
 
-    def add(self, content: bytes) -> str:
-        """Return the name of a chunk. It is handed over with others."""
-        name = digest(content)
-        if self._take is not None and content and name not in self._chunks:
-            if self._bytes + len(content) > PACK_BYTES:
-                self.end()
-            self._chunks[name] = content
-            self._bytes += len(content)
+    def read(self, fd: int, at: int, size: int) -> str:
+        """Read a chunk, less at the end of the file, and return its name. It is handed over with
+        others."""
+        if not self._pack.has_room(size):
+            self.end()
+        space = self._pack.space(size)
+        size = _read_into(fd, at, space)
+        name = digest(space[:size])
+        if self._take is not None and size:
+            self._pack.add(name, size)
         return name
 
     def end(self) -> None:
         """Hand over what is left."""
-        if self._take is not None and self._chunks:
-            self._take(self._chunks)
-        self._chunks, self._bytes = {}, 0
+        if self._take is not None and self._pack.chunks:
+            self._take(self._pack)
+        self._pack.clear()
 
 
 def _read_all(
@@ -321,8 +339,12 @@ def _read_all(
 ) -> Iterator[dict[str, _Content]]:
     """Read files, some at a time; many in threads, because hashing lets others run."""
 
+    mine = threading.local()
+
     def read_some(paths: list[str]) -> dict[str, _Content]:
-        taken = _Taken(take)
+        taken: _Taken | None = getattr(mine, "taken", None)
+        if taken is None:
+            taken = mine.taken = _Taken(take)
         some = {path: _read(folder, path, taken) for path in paths}
         taken.end()
         return some
@@ -367,7 +389,7 @@ def _read(folder: Path, path: str, taken: _Taken) -> _Content:
                     raise _no_file(path)
                 size = before.st_size
                 chunks = tuple(
-                    taken.add(_read_at(fd, at, min(CHUNK_BYTES, size - at)))
+                    taken.read(fd, at, min(CHUNK_BYTES, size - at))
                     for at in range(0, size, CHUNK_BYTES)
                 )
                 after = os.fstat(fd)
@@ -380,19 +402,19 @@ def _read(folder: Path, path: str, taken: _Taken) -> _Content:
     raise ScanError(f"{path} changes while it is read", "submit again once it is complete")
 
 
-def _read_at(fd: int, at: int, size: int) -> bytes:
-    """Return `size` bytes from `at` on, less at the end of the file. A larger buffer than needed
-    would cost more than the read."""
-    data = os.pread(fd, size, at)
-    while len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
-        data += more
-    return data
+def _read_into(fd: int, at: int, space: memoryview) -> int:
+    """Fill memory from a place in a file on, and return the bytes read, fewer at its end."""
+    done = 0
+    while done < len(space) and (more := os.preadv(fd, [space[done:]], at + done)):
+        done += more
+    return done
 
 
 def read_chunk(folder: Path, path: str, number: int, size: int) -> bytes:
     """Return one chunk of a file, less if the file has become shorter. Raises OSError."""
     fd = os.open(folder / path, _READ)
     try:
-        return _read_at(fd, number * CHUNK_BYTES, size)
+        data = bytearray(size)
+        return bytes(data[: _read_into(fd, number * CHUNK_BYTES, memoryview(data))])
     finally:
         os.close(fd)

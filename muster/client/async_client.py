@@ -144,7 +144,7 @@ class AsyncClient:
         uploaded. `size` is that of the bundle. Raises ApiError (413)."""
         return await self._run(endpoints.missing_chunks(chunks, size))
 
-    async def send_chunks(self, pack: bytes | bytearray) -> PackAnswer:
+    async def send_chunks(self, pack: bytes | bytearray | memoryview) -> PackAnswer:
         """Upload a pack of chunks."""
         return await self._call(endpoints.send_chunks(pack))
 

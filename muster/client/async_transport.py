@@ -76,7 +76,7 @@ class AsyncTransport:
         self,
         method: str,
         address: str,
-        body: bytes | bytearray | None,
+        body: bytes | bytearray | memoryview | None,
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> aiohttp.ClientResponse:

@@ -139,7 +139,7 @@ class Client:
         uploaded. `size` is that of the bundle. Raises ApiError (413)."""
         return self._run(endpoints.missing_chunks(chunks, size))
 
-    def send_chunks(self, pack: bytes | bytearray) -> PackAnswer:
+    def send_chunks(self, pack: bytes | bytearray | memoryview) -> PackAnswer:
         """Upload a pack of chunks."""
         return self._call(endpoints.send_chunks(pack))
 

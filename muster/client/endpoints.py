@@ -90,7 +90,7 @@ class Call(Generic[_T]):
     method: str
     path: str
     query: Query = field(default_factory=dict)
-    body: bytes | bytearray | None = None
+    body: bytes | bytearray | memoryview | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     patience_s: float | None = ASK_S
     timeout_s: float = READ_TIMEOUT_S
@@ -127,7 +127,7 @@ def missing_chunks(chunks: Mapping[str, int], size: int) -> Steps[dict[str, int]
     return missing
 
 
-def send_chunks(pack: bytes | bytearray) -> Call[PackAnswer]:
+def send_chunks(pack: bytes | bytearray | memoryview) -> Call[PackAnswer]:
     from muster.http.bundles import PackAnswer
 
     return _bytes(PackAnswer, "POST", "/v1/blobs", pack)
@@ -139,7 +139,9 @@ def send_manifest(sha256: str, data: bytes) -> Call[BundleView]:
     return _bytes(BundleView, "PUT", f"/v1/bundles/{sha256}", data)
 
 
-def _bytes(kind: type[_T], method: str, path: str, body: bytes | bytearray) -> Call[_T]:
+def _bytes(
+    kind: type[_T], method: str, path: str, body: bytes | bytearray | memoryview
+) -> Call[_T]:
     return Call(
         kind,
         method,

@@ -65,7 +65,9 @@ class HttpContext:
         self.server_version = ""
         self._settings = settings
 
-    def headers(self, body: bytes | bytearray | None, extra: Mapping[str, str]) -> dict[str, str]:
+    def headers(
+        self, body: bytes | bytearray | memoryview | None, extra: Mapping[str, str]
+    ) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self._settings.token}"}
         if body is not None:
             headers["Content-Type"] = "application/json"

@@ -62,7 +62,7 @@ class Transport:
         self,
         method: str,
         address: str,
-        body: bytes | bytearray | None,
+        body: bytes | bytearray | memoryview | None,
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> Iterator[http.client.HTTPResponse]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -9,6 +10,7 @@ _DIGITS: Final = re.compile(r"([0-9]+)")
 _PARTS: Final = re.compile(r"[:.]")
 
 
+@functools.lru_cache(maxsize=16_384)
 def natural(text: str) -> tuple[tuple[str, int], ...]:
     """Return a sort key that puts mlx5_2 before mlx5_10."""
     words = _DIGITS.split(text)

@@ -22,6 +22,7 @@ _PUBLIC: Final = 0o644
 _DOWNLOAD_S: Final = 900.0
 # pip takes a platform literally: for an old C library as well as for a newer one.
 _GLIBC: Final = ("manylinux2014", *(f"manylinux_2_{minor}" for minor in range(5, 29)))
+_BROKEN: Final = re.compile(r"connection broken by '(.+)'")
 _MARKER: Final = re.compile(r"^(\S+==\S+)\s*;[^\\\n]*", re.MULTILINE)
 
 
@@ -84,6 +85,15 @@ def _is_current(
     )
 
 
+def _why(stderr: str) -> str:
+    """Return why pip failed. Without a network, its errors name a package and no cause, which is in
+    the warnings before."""
+    lines = stderr.splitlines()
+    errors = [line.strip() for line in lines if "ERROR" in line or "No module" in line]
+    broken = [found[1] for line in lines if (found := _BROKEN.search(line))]
+    return " because of ".join([*errors[-1:], *broken[-1:]]) or "pip failed"
+
+
 def _download(folder: Path, target: str) -> dict[str, str]:
     """Download the wheels of a target by their hashes. Returns their names and SHA-256. Settings of
     pip in the environment apply, such as an index or a folder of wheels.
@@ -108,10 +118,7 @@ def _download(folder: Path, target: str) -> dict[str, str]:
         check=False,
     )
     if done.returncode:
-        lines = [
-            line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line
-        ]
-        raise NoWheelsError(f"{target}: {lines[-1].strip() if lines else 'pip failed'}")
+        raise NoWheelsError(f"{target}: {_why(done.stderr)}")
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted((folder / target).iterdir())

@@ -128,7 +128,7 @@ class JobActionsApi:
                     f"job {name} is {job_state(job).value}: what-if questions need a waiting job",
                     f"its end: muster explain {name}",
                 )
-            asked = what_if_state(state, job, now, query.nodes, drained, query.time_limit_s)
+            asked = what_if_state(state, job, query.nodes, drained, query.time_limit_s)
             return explain_steps(*asked, now, sees)
 
         explanation = await self._explanations.make(request[TOKEN].user, begin)

@@ -129,7 +129,7 @@ class JobsApi:
         `code_of`: the owner of the job whose code is submitted again."""
         try:
             self.check_rules(spec)
-            await self._code.check_spec(spec, request[TOKEN].user, code_of)
+            await self._code.check_spec(spec, request[TOKEN].user, code_of, rerun_of)
         except ApiError:
             # A request that was accepted before is answered as then, whatever the rules are by now.
             before = await self.replayed_response(request, key, digest)

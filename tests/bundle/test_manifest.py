@@ -14,6 +14,7 @@ from muster.bundle.manifest import (
     decode,
     digest,
     encode,
+    encoded_size,
 )
 
 ONE = digest(b"1")
@@ -135,3 +136,19 @@ def test_folders_count_as_files_do() -> None:
     many = CodeManifest(tuple(file(f"{number}/{deep}/f") for number in range(8000)))
     with pytest.raises(BadManifestError, match="files and folders"):
         decode(encode(many))
+
+
+def test_the_size_of_a_manifest_is_known_before_its_files_are_read() -> None:
+    tree = CodeManifest(
+        (
+            File('a"\n\x01é', 3, False, (digest(b"x"),)),
+            File("b", 2 * CHUNK_BYTES + 1, True, (digest(b"x"),) * 3),
+            File("c", 0, False, ()),
+        ),
+        (TreeLink("d/e", "../b"),),
+    )
+    files = [(each.path, each.size, each.executable) for each in tree.files]
+    size = len(encode(tree))
+    assert encoded_size(files, tree.links, most=size) == size
+    # Less exact if it is far from the limit, and never less than it is.
+    assert size <= encoded_size(files, tree.links, most=1 << 30) < 1 << 12

@@ -10,8 +10,8 @@ import pytest
 from muster.bundle import scan as scanning
 from muster.bundle.index import RACY_NS, Index
 from muster.bundle.manifest import CHUNK_BYTES, TreeLink, decode, digest
-from muster.bundle.scan import ScanError, scan, too_large
-from muster.bundle.suspects import data_sets, secrets
+from muster.bundle.scan import ScanError, listing, scan, too_large
+from muster.bundle.suspects import DATA_BYTES, DATA_FILES, data_folders, data_sets, secrets
 from tests.small_disk import fill, small_disk
 
 
@@ -154,6 +154,21 @@ def test_too_many_files_are_refused_with_the_folders_that_have_most(
     assert ".musterignore" in caught.value.hint
 
 
+def test_a_manifest_that_is_too_large_is_refused_before_a_file_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanning, "MANIFEST_BYTES_MAX", 1500)
+    monkeypatch.setattr(scanning, "_read", None)
+    (folder / "data").mkdir()
+    for number in range(20):
+        (folder / f"data/{number}").write_text("x")
+    with pytest.raises(ScanError, match=r"(?s)larger than 1\.5 kB.*\n +20  data") as caught:
+        listing(folder)
+    assert ".musterignore" in caught.value.hint
+    monkeypatch.setattr(scanning, "MANIFEST_BYTES_MAX", 4000)
+    assert len(listing(folder).files) == 23
+
+
 @pytest.mark.root
 def test_a_full_disk_of_the_index_costs_only_the_index(folder: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
@@ -218,3 +233,20 @@ def test_what_looks_like_a_secret_or_data_is_named() -> None:
     fine = (".env.example", "id_rsa.pub", "env.py", "secrets.py", "credentials_test_data/x")
     assert secrets([*names, *fine]) == list(names)
     assert data_sets([("train.py", 1), ("train.bin", 1 << 30)]) == [("train.bin", 1 << 30)]
+
+
+def test_folders_of_many_small_files_look_like_data() -> None:
+    code = [(f"src/{number}.py", 100) for number in range(5000)]
+    images = [(f"data/train/{number % 3}/{number}.JPG", 10) for number in range(DATA_FILES)]
+    few = [(f"docs/{number}.png", 10) for number in range(DATA_FILES - 1)]
+    assert data_folders([*code, *few]) == []
+    assert data_folders([*code, *images, *few]) == [("data/", DATA_FILES, 10 * DATA_FILES)]
+    # Images among as many scripts are no data set, but those in a folder of their own are.
+    mixed = [(f"data/train/{number}.py", 10) for number in range(DATA_FILES)]
+    here = [(f"{number}.npy", 1) for number in range(DATA_FILES)]
+    assert data_folders([*mixed, *images]) == []
+    assert data_folders([*mixed, *here]) == [("./", DATA_FILES, DATA_FILES)]
+    half = [(f"a/{number}.wav", DATA_BYTES // 2 + 1) for number in range(2)]
+    assert data_folders([*code, *half]) == [("a/", 2, DATA_BYTES + 2)]
+    # A large file is named by itself.
+    assert data_folders([("b/x.npy", DATA_BYTES + 1)]) == []

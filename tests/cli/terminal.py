@@ -49,6 +49,10 @@ class Terminal:
             if select.select([self._ours], [], [], 0.2)[0]:
                 assert self._read(), self.raw[-2000:]
 
+    def type(self, text: str) -> None:
+        """Type a line."""
+        os.write(self._ours, f"{text}\n".encode())
+
     def end(self) -> int:
         """Read to the end; the exit code."""
         while self._read():

@@ -108,6 +108,8 @@ class Script:
     # Code that was sent: manifests and chunks by their SHA-256.
     bundles: dict[str, bytes] = field(default_factory=dict)
     chunks: dict[str, bytes] = field(default_factory=dict)
+    # Uploads that are refused because the user's code has reached its limit: their first path.
+    full: str | None = None
     submitted: dict[str, Any] = field(default_factory=dict)
     # The job that a rerun of any other makes.
     rerun: int | None = None
@@ -269,6 +271,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(404, "unknown_bundle", f"there is no bundle {sha256}")
             case "GET", ["bundles", sha256]:
                 self._reply(BundleView(sha256, 0, len(script.bundles[sha256])))
+            case "PUT" | "POST", [first, *_] if first == script.full:
+                self._refuse(413, "too_much_code", "the code of alice has reached 9 bytes")
             case "PUT", ["bundles", sha256]:
                 script.bundles[sha256] = self.body
                 self._reply(BundleView(sha256, 0, len(self.body)), 201)

@@ -113,14 +113,14 @@ class Site:
         return status, found.get("code", "")
 
     def answer(
-        self, path: str, body: object, node: str = "", token: str = ""
+        self, path: str, body: object, node: str = "", token: str = "", ticket: str = ""
     ) -> tuple[int, dict[str, str]]:
         """POST to the users' port, or with a node's certificate to that of the agents."""
         ca = self.root / "etc" / "ca.pem"
         context = client_context(ca, self.certificate(node) if node else None)
         port = self.agents_port if node else self.port
         connection = HTTPSConnection("127.0.0.1", port, timeout=300, context=context)
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "X-Muster-Ticket": ticket}
         if token:
             headers["Authorization"] = f"Bearer {token}"
         with contextlib.closing(connection):

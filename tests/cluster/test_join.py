@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -9,19 +10,24 @@ import os
 import shutil
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
 from agent import join
 from muster.daemon.certificates import new_authority, new_key, server_certificate, signing_request
 from muster.daemon.clock import SystemClock
+from muster.daemon.tls import client_context
+from muster.protocol.link.control_channel import PrepareTask
+from muster.protocol.states import TaskState
 from tests.cluster.enrolment import Site, running
 from tests.cluster.jobs import until
+from tests.orchestrator.fake_agent import FakeAgent, prepared
 
 
 @pytest.fixture(scope="module")
@@ -360,3 +366,43 @@ def test_a_node_whose_agent_never_connected_is_listed_and_can_be_forgotten(site:
     site.muster("node", "remove", "gpu-34")
     assert "gpu-34" not in site.links()
     assert site.post("/v1/agent/certificate", {"request": ""}, "gpu-34")[0] == 401
+
+
+async def test_a_node_gets_the_code_of_its_own_tasks_alone(site: Site) -> None:
+    """Another node of the cluster has the ticket, and gets nothing by it."""
+    for node in ("gpu-06", "gpu-07"):
+        await asyncio.to_thread(site.join, node, site.secret())
+    code = site.root / "code"
+    code.mkdir()
+    (code / "train.py").write_text("1")
+    context = client_context(site.root / "etc" / "ca.pem", site.certificate("gpu-06"))
+
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[FakeAgent]:
+        url = f"https://127.0.0.1:{site.agents_port}"
+        async with (
+            aiohttp.ClientSession(url) as http,
+            http.ws_connect("/v1/agent", ssl=context) as link,
+        ):
+            agent = FakeAgent(link, "gpu-06")
+            await agent.hello()
+            yield agent
+
+    async with connected():
+        pass  # so that the coordinator knows the node, and takes a job for it
+    where = ("--set", "placement.include=[gpu-06]", "--set", "workdir=code")
+    await asyncio.to_thread(site.muster, "submit", *where, "--", "true")
+    async with connected() as agent:
+        order = await agent.expect(PrepareTask)
+        path = f"/v1/agent/tasks/{order.task}/peers"
+
+        async def ask(node: str, ticket: str) -> int:
+            body = {"port": 7000}
+            return (await asyncio.to_thread(site.answer, path, body, node, "", ticket))[0]
+
+        assert await ask("gpu-06", order.ticket) == 200
+        assert await ask("gpu-07", order.ticket) == 404
+        assert await ask("gpu-06", "") == 404
+        await agent.report(order.task, TaskState.PREPARED, prepared=prepared())
+        await agent.arrange(order.task)
+        await agent.finish(order.task)

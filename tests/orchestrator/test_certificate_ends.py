@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -67,6 +68,28 @@ def test_certificates_of_nodes_that_end_soon_are_logged_and_the_lines_are_few() 
     assert late[0].startswith("gpu-0: its certificate ends at ")
     assert "certificate_not_renewed" in late[0]
     assert late[20:] == ["those of 10 more nodes end: muster nodes"]
+
+
+async def test_files_are_read_and_warnings_logged_at_once(tmp_path: Path) -> None:
+    authority = new_authority(MADE)
+    file, looked = tmp_path / "ca.pem", asyncio.Event()
+    file.write_bytes(authority.cert)
+    clock = StoppedClock(MADE + (CA_DAYS - 20) * DAY_S)
+
+    def of_nodes(_now: float) -> list[str]:
+        looked.set()
+        return ["gpu-1: its certificate ends"]
+
+    certificates = CertificateEnds({"tls.ca": file}, clock, of_nodes)
+    with capture_logs() as logs:
+        watching = asyncio.create_task(certificates.watch())
+        await looked.wait()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert certificates.ends == {"tls.ca": MADE + CA_DAYS * DAY_S}
+    said = [line["why"] for line in logs if line["event"] == "certificate_ends"]
+    assert said[0].startswith(f"the coordinator's tls.ca, {file}, ends at ")
+    assert said[1:] == ["gpu-1: its certificate ends"]
 
 
 def test_a_file_that_is_no_certificate_is_left_to_others(tmp_path: Path) -> None:

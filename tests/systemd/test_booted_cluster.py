@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,8 @@ from tests.systemd.machines import Machine, address, machines
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(900, func_only=True)]
 
 PAGE = TREE / "docs/how-to/install.md"
+INSTALL, UP = "First install Muster there", "Then one step, as root:"
+"""Words of the page that stand before the blocks of commands which the machines run."""
 USER = "trainer"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 # Reaches the coordinator, but no other machine.
@@ -27,6 +30,40 @@ TRAINING = """\
 python3 -m venv --without-pip /opt/training
 cd /opt/training/lib/python3*/site-packages
 mkdir torch && touch torch/__init__.py"""
+# What a person has on the laptop alone. A rank uses the shipped module, and the ranks talk.
+PROJECT = {
+    "job.yaml": """\
+nodes: 2
+launcher: processes
+run: train.py --steps 3
+placement: {include: [gpu-01, gpu-02]}
+""",
+    "train.py": """\
+import os, socket, sys
+from model.layers import step
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+mine = step(rank + 1) * int(sys.argv[2])
+if rank == 0:
+    with socket.create_server(address, backlog=size) as server:
+        total, hosts = mine, [socket.gethostname()]
+        for _ in range(size - 1):
+            with server.accept()[0] as other:
+                number, host = other.makefile().read().split()
+                total, hosts = total + int(number), [*hosts, host]
+    print("trained on", *sorted(hosts), "to", total)
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as first:
+                first.sendall(f"{mine} {socket.gethostname()}".encode())
+            break
+        except ConnectionRefusedError:
+            pass
+""",
+    "model/layers.py": "def step(x):\n    return 10 * x\n",
+}
 CERTIFICATE = "/var/lib/muster/agent/node.pem"
 CONFIG = "/etc/muster/coordinator.yaml"
 # No node is away for as long, however busy this machine is.
@@ -100,9 +137,13 @@ def install_line(printed: str) -> str:
     return found[0]
 
 
-def commands(number: int) -> str:
-    """Return the commands of the page's block of this number."""
-    return str(re.findall(r"^```\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)[number])
+def commands(words: str) -> str:
+    """Return the commands of the first block of the page after a line with these words."""
+    _, found, rest = PAGE.read_text().partition(words)
+    block = re.search(r"^```\n(.*?)^```$", rest, re.DOTALL | re.MULTILINE)
+    assert found, f"{PAGE} has no {words!r}"
+    assert block is not None, f"{PAGE} has no commands after {words!r}"
+    return block[1]
 
 
 @pytest.fixture(scope="module")
@@ -128,15 +169,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             for node in NODES:
                 found[node].sh(f"set -e; {TRAINING}")
             site.head.sh("cp -r /mnt/muster /root/muster")
-            install = commands(0).replace("/path/to/muster", "/root/muster")
+            install = commands(INSTALL).replace("/path/to/muster", "/root/muster")
             site.head.sh(f"set -e; {PIP}\n{install}")
-            site.printed = site.head.sh(f"{PIP}; {commands(2)}").stdout
+            site.printed = site.head.sh(f"{PIP}; {commands(UP)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
             lifetime = f"""s/^join: {{/join: {{"certificate_s": {LONG_S}, /"""
             site.head.sh(f"sed -i '{lifetime}' {CONFIG} && systemctl restart muster-coordinator")
-            found[NODES[0]].sh(install_line(site.printed))
-            for node in NODES[1:]:
-                found[node].sh(site.line())
+            for node in NODES:
+                line = install_line(site.printed) if node == NODES[0] else site.line()
+                began = time.monotonic()
+                found[node].sh(line)
+                joined = time.monotonic()
+                site.connected(node)
+                listed = time.monotonic() - joined
+                print(f"{node}: the line took {joined - began:.1f} s, then the pool {listed:.1f} s")
             yield site
         finally:
             for machine in found.values():
@@ -170,8 +216,13 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
     assert "is not in PATH" in done.stderr
     # Debian puts ~/.local/bin into the PATH of the next login.
     assert "ann" in laptop.sh("su - ann -c 'muster whoami'").stdout
-    submit = "muster submit --wait -- true 2>&1"
-    assert "SUCCEEDED" in laptop.sh(f"su - ann -c '{submit}'").stdout
+    for path, text in PROJECT.items():
+        file = shlex.quote(f"mkdir -p $(dirname llama/{path}) && cat > llama/{path}")
+        laptop.sh(f"printf %s {shlex.quote(text)} | su - ann -c {file}")
+    done = laptop.sh("su - ann -c 'muster submit -f llama/job.yaml --follow'")
+    assert "(3 files" in done.stderr, done.stderr
+    assert "in 3 new pieces" in done.stderr, done.stderr
+    assert "trained on gpu-01 gpu-02 to 90" in done.stdout
     owners = laptop.sh("find /home/ann ! -user ann").stdout
     assert owners == ""
     # The same person on a node, which has Muster.
@@ -186,7 +237,7 @@ def test_the_printed_line_is_all_that_a_person_needs(site: Site) -> None:
 def test_the_lines_again_change_nothing(site: Site) -> None:
     files = "find /etc/muster -type f | sort | xargs sha256sum"
     before = site.head.sh(files).stdout
-    site.head.sh(f"{PIP}; {commands(2)}")
+    site.head.sh(f"{PIP}; {commands(UP)}")
     assert site.head.sh(files).stdout == before
     node = site.machines["gpu-01"]
     programs = "stat -c %i /opt/muster && " + files
@@ -283,3 +334,18 @@ def test_a_revoked_node_is_cut_off_alone(site: Site) -> None:
     assert site.links()["gpu-03"] != "connected"
     site.muster("node accept gpu-03")
     site.connected("gpu-03")
+
+
+def test_a_cluster_without_a_start_can_be_started_later(site: Site) -> None:
+    """`up --no-start` makes no user, whom the unit needs."""
+    laptop = site.laptop
+    upgrade = re.search(r"^upgrades, on each: +(.*)$", site.printed, re.MULTILINE)
+    assert upgrade is not None, site.printed
+    laptop.sh(upgrade[1])
+    up = "muster up --run-as trainer --python /opt/training --no-wheels"
+    laptop.sh(f"{up} --no-start")
+    laptop.sh("! getent passwd muster")
+    laptop.sh(up)
+    assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
+    assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
+    assert laptop.sh("muster nodes").returncode == 0

@@ -119,3 +119,16 @@ def test_a_manifest_names_wheels_alone(name: str, tmp_path: Path) -> None:
     manifest = {"requirements": "0" * 64, "targets": {OTHER: {PURE: "0" * 64}}}
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     assert read_manifest(tmp_path) is not None
+
+
+def test_without_a_network_the_cause_is_named(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's last error names a package alone, as if it did not exist."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("NO_PROXY", "*")
+    # Nothing listens there.
+    monkeypatch.setenv("PIP_INDEX_URL", "https://127.0.0.1:1/simple")
+    with pytest.raises(NoWheelsError, match=r"ERROR: .* because of .*Connection refused"):
+        fill(tmp_path / "wheels", [], index.requirements(PURE))

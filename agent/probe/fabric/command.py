@@ -15,6 +15,7 @@ import msgspec
 
 from agent.config import PREFIX, AgentConfig, load
 from agent.probe.certificate_ends import certificate_ends
+from agent.probe.certificate_refusal import certificate_refusal
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.report import doctor_text, exit_code, probe_text
 from agent.probe.fabric.user_access import JobUser, user_named
@@ -60,6 +61,11 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return exit_code(found) if verb == "doctor" else 0
 
 
+def after_join(config: Path) -> None:
+    """Print what is wrong with a node that has joined, without the notes of its doctor."""
+    _print(doctor_text(probe(asked=asked_by(load(file=config, environ={}))), notes=False))
+
+
 def asked_by(
     config: AgentConfig, *, live: bool = True, nccl: str | None = None, agent: bool = False
 ) -> ProbeOptions:
@@ -87,6 +93,7 @@ def asked_by(
         closed=_closed(config) if live and not agent else "",
         certificate_ends=certificate_ends(config) if live and not agent else (),
         peer_port=taken_by_others(config) if live and not agent else "",
+        refusal=certificate_refusal(config) if live and not agent else None,
     )
 
 

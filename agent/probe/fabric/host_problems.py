@@ -13,7 +13,7 @@ from agent.leftovers.units import LeftUnit
 from agent.probe.fabric.fs_root import FsRoot, Unread
 from agent.probe.fabric.problems import info, listed, stop, warning
 from agent.probe.fabric.user_access import JobUser
-from agent.shims.apart import FENCE, HIDDEN, KEYRINGS, PLACES, USERS
+from agent.shims.apart import FENCE, HIDDEN, KEYRINGS, OFF, PLACES, USERS
 from agent.shims.limits import DEVICES, LIMITED, unenforced
 from agent.taskdirs.task_accounts import KEEP_APART
 from muster.fabric.model import (
@@ -180,6 +180,8 @@ def of_apart(found: Mapping[str, str]) -> Iterator[FabricProblem]:
     """Ways in which jobs are not kept apart, with the reasons."""
     for what, why in found.items():
         effect, fix = _APART[what]
+        if what == FENCE and why == OFF.format(FENCE):
+            fix = "set `fence` to true"
         yield info(f"{what}: not enforced here: {why}, and {effect}", fix)
 
 

@@ -60,7 +60,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `open_devices` is why the devices of tasks are not limited; `not_apart` is what does not keep
     jobs apart, with the reasons; `closed` is why the user of jobs cannot enter their folders;
     `submitters`: jobs run as the users who submit them; `certificate_ends`: certificates that end
-    soon, each with what to do; `peer_port` is why agents of gangs cannot ask this one.
+    soon, each with what to do; `peer_port` is why agents of gangs cannot ask this one; `refusal`:
+    the coordinator refuses the node's certificate, with what to do.
     """
 
     rules: Rules = Rules()
@@ -82,6 +83,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     submitters: bool = False
     certificate_ends: tuple[tuple[str, str], ...] = ()
     peer_port: str = ""
+    refusal: tuple[str, str] | None = None
 
 
 def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
@@ -91,6 +93,21 @@ def _of_interpreter(asked: ProbeOptions, *, live: bool) -> list[FabricProblem]:
     if asked.no_torch is None or closed:
         return closed
     return [problems.warning(*asked.no_torch)]
+
+
+def _of_agent(asked: ProbeOptions) -> list[FabricProblem]:
+    """Problems of the agent's configuration, its certificate and its ports."""
+    found = []
+    if asked.refusal is not None:
+        found.append(problems.error(*asked.refusal))
+    if asked.closed:
+        found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
+    if asked.submitters:
+        found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
+    found += [problems.warning(*end) for end in asked.certificate_ends]
+    if asked.peer_port:
+        found.append(problems.warning(asked.peer_port, udp_port.FIX))
+    return found
 
 
 def probe(
@@ -157,13 +174,7 @@ def probe(
     if asked.user is not None and not (asked.agent and asked.single_team):
         found += host_problems.of_users(asked.user.name, single_team=asked.single_team)
     found += host_problems.of_apart(asked.not_apart)
-    if asked.closed:
-        found.append(problems.error(f"every job would be refused: {asked.closed}", _OPEN))
-    if asked.submitters:
-        found.append(problems.info(_SUBMITTERS, _ACCOUNTS))
-    found += [problems.warning(*end) for end in asked.certificate_ends]
-    if asked.peer_port:
-        found.append(problems.warning(asked.peer_port, udp_port.FIX))
+    found += _of_agent(asked)
     found += _of_interpreter(asked, live=tree.live)
     if not asked.agent:
         found += host_problems.of_limits(tree, asked.processes_max, asked.open_devices)

@@ -42,10 +42,15 @@ def probe_text(probe: Probe) -> str:
     return _printable("\n\n".join([*parts, summary(probe)]))
 
 
-def doctor_text(probe: Probe) -> str:
-    """The problems, with their effect and fix."""
-    parts = ["\n".join(_problems(probe.problems))] if probe.problems else []
-    return _printable("\n\n".join([*parts, summary(probe)]))
+def doctor_text(probe: Probe, *, notes: bool = True) -> str:
+    """The problems, with their effect and fix. Without `notes`, a line has the number of those."""
+    shown = [each for each in probe.problems if notes or each.severity is not Severity.INFO]
+    parts = ["\n".join(_problems(shown))] if shown else []
+    parts.append(summary(probe))
+    if left_out := len(probe.problems) - len(shown):
+        what = "1 note" if left_out == 1 else f"{left_out} notes"
+        parts[-1] += f"\n{what} about what this node has and limits: muster doctor"
+    return _printable("\n\n".join(parts))
 
 
 def exit_code(probe: Probe) -> int:

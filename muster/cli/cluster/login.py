@@ -24,6 +24,10 @@ from muster.daemon.durable_files import write_atomic
 from muster.http.views import VersionView
 
 _PRIVATE: Final = 0o600
+_OTHERS: Final = (
+    "  name another file with MUSTER_CONFIG, or replace it with --force, which in the line that "
+    "begins with curl is: ... sh -s -- --force"
+)
 
 
 class _Pinned(NamedTuple):
@@ -59,8 +63,7 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
     settings = given_settings(os.environ, url, pinned.token if pinned else token.strip(), ca)
     if not force and _other_url(path, settings.url):
         raise RefusedError(
-            f"{safe(str(path))} is for another coordinator; nothing was written\n"
-            "  name another file with MUSTER_CONFIG, or replace it with --force"
+            f"{safe(str(path))} is for another coordinator; nothing was written\n{_OTHERS}"
         )
     pem = None
     if pinned is not None:
@@ -74,7 +77,7 @@ def command(*, url: str, token: str | None, ca: Path | None, force: bool) -> Non
             if other != known.user:
                 raise RefusedError(
                     f"{safe(str(path))} has a token of {safe(other)}; nothing was written\n"
-                    "  name another file with MUSTER_CONFIG, or replace it with --force"
+                    f"{_OTHERS}"
                 )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if pem is not None:

@@ -26,6 +26,7 @@ from muster.cli.cluster.setup.new_cluster import (
     SYSTEM_DIR,
     SYSTEM_STATE,
     NewCluster,
+    give_to_account,
     write_cluster,
 )
 from muster.cli.cluster.setup.server_certificate import renew_certificate
@@ -270,7 +271,10 @@ def _explain(plan: NewCluster, client_file: Path) -> None:
             "--create-home NAME, or a directory service"
         )
     if plan.python:
-        note(f"jobs that name no `python` use {safe(plan.python)} of each node, with its torch")
+        note(
+            f"jobs that name no `python` use {safe(plan.python)} of each node, with its torch: it "
+            "has to exist on the nodes, and not here"
+        )
     else:
         note(
             "no --python was given: nodes take jobs that name their `python`, and say `no_torch` "
@@ -284,6 +288,11 @@ def _explain(plan: NewCluster, client_file: Path) -> None:
         return
     if plan.user == "root":
         own = "user add NAME --role admin --login"
+        if plan.run_as == SUBMITTER:
+            note(
+                "root is the first admin, and cannot submit jobs, because a job runs as its "
+                "submitter and never as root: submit as a person with an account on the nodes"
+            )
     note(
         f"{safe(plan.user)} is the first admin, with the token in {safe(str(client_file))}, which "
         f"root reads. On this machine: sudo {program()} nodes\n  for an admin's own account, here "
@@ -342,6 +351,8 @@ def _print(config: Path, written: WrittenCluster, *, start: bool, new: bool, as_
     command_line = f"{program()} coordinator --config {config}"
     made = None
     if start:
+        if not new:
+            give_to_account(written.private)
         install_unit(COORDINATOR, config)
         note(f"{COORDINATOR} runs")
         made = _join_secret() if new else None

@@ -7,12 +7,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 from muster.bundle.index import cache_folder
 from muster.bundle.manifest import File, digest
-from muster.bundle.pack import batches, pack
+from muster.bundle.pack import PackBuffer, batches, pack
 from muster.bundle.scan import (
     Listing,
     ScanError,
@@ -25,7 +26,7 @@ from muster.bundle.scan import (
     too_large,
 )
 from muster.bundle.sources import folder_of, remember
-from muster.bundle.suspects import data_sets, secrets
+from muster.bundle.suspects import data_folders, data_sets, secrets
 from muster.cli.errors import RefusedError
 from muster.cli.input.job_input import JobInput
 from muster.cli.output.format import note, safe
@@ -33,7 +34,8 @@ from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
 from muster.protocol.roles import Role
 from muster.protocol.text import count
-from muster.spec.model import Argv, JobSpec, Launcher
+from muster.spec.checks.scripts import scripts
+from muster.spec.model import JobSpec
 
 _NAMED: Final = 10
 _LARGE_BYTES: Final = 50 << 20
@@ -127,8 +129,15 @@ def remarks(code: Listing, spec: JobSpec | None, *, by_default: bool) -> Iterato
     if large := data_sets(files):
         named = [f"{path} ({size_text(size)})" for path, size in large]
         yield f"the code has files that look like data: {_some(named)}"
-    script = None if spec is None else _script(spec)
-    if script is not None and script not in code.paths():
+    if folders := data_folders(files):
+        named = [
+            f"{path} ({count(number, 'file')}, {size_text(size)})" for path, number, size in folders
+        ]
+        yield (
+            f"the code has folders that look like data: {_some(named)}; name them in "
+            ".musterignore, and keep data on storage that the nodes mount"
+        )
+    for script in () if spec is None else _absent(code, spec):
         yield f"{script} is not in the code that travels with the job{_why_not(code, script)}"
 
 
@@ -184,14 +193,15 @@ class Upload:
         self._there: set[str] = set()
         self._sent: dict[str, int] = {}
 
-    def take(self, chunks: dict[str, bytes]) -> None:
+    def take(self, read: PackBuffer) -> None:
         """Send those chunks that the coordinator lacks. Called by several threads. Raises
         ClientError and ScanError."""
         with self._lock:
-            new = {name: len(data) for name, data in chunks.items() if name not in self._there}
+            new = {name: size for name, size in read.chunks.items() if name not in self._there}
         missing = self._missing(new)
         if missing:
-            self._client.send_chunks(pack((name, chunks[name]) for name in missing))
+            with self._quota():
+                self._client.send_chunks(read.pack(missing))
         with self._lock:
             self._there.update(new)
             self._sent.update(missing)
@@ -200,20 +210,30 @@ class Upload:
         """Send the manifest, and first what the coordinator still lacks. Raises ClientError and
         ScanError."""
         names = code.manifest.chunks()
-        if self._there and self._there >= names.keys() and self._is_stored(code):
-            pass
-        elif not self._is_known(code.sha256):
+        there = (self._there and self._there >= names.keys() and self._is_stored(code)) or (
+            self._is_known(code.sha256) or (self._send_fresh(code, names) and self._is_stored(code))
+        )
+        if not there:
             self._send(code, self._missing(names))
-            self._client.send_manifest(code.sha256, code.data)
+            self._send_manifest(code)
         if self._sent:
             total = size_text(sum(self._sent.values()))
             note(f"sent {total} of code in {count(len(self._sent), 'new piece')}")
         remember(cache_folder(os.environ), code.sha256, code.folder)
 
+    def _send_fresh(self, code: Scanned, names: Mapping[str, int]) -> bool:
+        """Send what is not in the bundle of the scan before. Returns False if the coordinator does
+        not have that one. Otherwise it is not asked about thousands of chunks for one new line."""
+        if not code.before or not self._is_known(code.before):
+            return False
+        fresh = {chunk: names[chunk] for chunk in code.fresh}
+        self._send(code, self._missing(fresh) if fresh else {})
+        return True
+
     def _is_stored(self, code: Scanned) -> bool:
         """Send the manifest. Returns False if the coordinator lacks content."""
         try:
-            self._client.send_manifest(code.sha256, code.data)
+            self._send_manifest(code)
         except ApiError as error:
             if error.problem.code != _CONTENT_MISSING:
                 raise
@@ -232,8 +252,18 @@ class Upload:
 
     def _missing(self, chunks: Mapping[str, int]) -> dict[str, int]:
         """Return those of the chunks that the coordinator lacks."""
-        try:
+        with self._quota():
             return self._client.missing_chunks(chunks, self._found.size)
+
+    def _send_manifest(self, code: Scanned) -> None:
+        with self._quota():
+            self._client.send_manifest(code.sha256, code.data)
+
+    @contextmanager
+    def _quota(self) -> Iterator[None]:
+        """Add the largest files to a refusal of code that is too much, whichever limit it is."""
+        try:
+            yield
         except ApiError as error:
             if error.problem.code != _TOO_MUCH:
                 raise
@@ -250,7 +280,8 @@ class Upload:
                 (chunk, _content(code.folder, where[chunk], missing[chunk])) for chunk in batch
             )
             try:
-                self._client.send_chunks(pack(contents))
+                with self._quota():
+                    self._client.send_chunks(pack(contents))
             except ApiError as error:
                 if error.problem.code == _DAMAGED:
                     for chunk in batch:
@@ -306,14 +337,13 @@ def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tup
     }
 
 
-def _script(spec: JobSpec) -> str | None:
-    """Return the path of the script that the job starts, if it must be in the code."""
-    if spec.setup is not None or not isinstance(spec.run, Argv):
-        return None
-    script = spec.run.argv[0]
-    if spec.launcher is Launcher.NONE or not script.endswith(".py") or script.startswith("/"):
-        return None
-    return os.path.normpath(script)
+def _absent(code: Listing, spec: JobSpec) -> Iterator[str]:
+    """Yield the scripts that the job starts and that do not travel."""
+    paths, links = code.paths(), {link.path for link in code.links}
+    for script in scripts(spec):
+        above = set(accumulate(script.split("/"), "{}/{}".format))
+        if script not in paths and not above & links:
+            yield script
 
 
 def _why_not(code: Listing, script: str) -> str:

@@ -256,9 +256,11 @@ def show_logs(
     look: LogStyle | None = None,
     others: bool = True,
     strict: bool = False,
+    hint: bool | None = None,
 ) -> int | None:
     """Print the logs that `query` selects. With `others`, also print the errors of the rank that
-    ended the job, if it is another one.
+    ended the job, if it is another one. `hint`: say how to see the other ranks; if None, on a
+    terminal only.
 
     Returns the job's exit code, or None if it has not ended. Ctrl-C while following raises
     DetachedError. If logs are missing, prints a note or, with `strict`, raises RefusedError.
@@ -272,8 +274,8 @@ def show_logs(
         # Because the job has not started, all of its output is new, even if the coordinator is away
         # when it starts.
         query = replace(query, tail=None)
-    if others and query.rank == 0 and sys.stderr.isatty() and has_more_ranks(view):
-        note(f"rank 0 only; every rank: muster logs --rank all {job}")
+    hints = others and query.rank == 0 and (sys.stderr.isatty() if hint is None else hint)
+    hinted = hints and _hint_ranks(view)
     if query.since is not None and client.server_time is not None:
         # Resolve a span to a fixed time, because it would mean another time after a reconnect.
         since = moment(query.since, client.server_time.timestamp())
@@ -286,10 +288,26 @@ def show_logs(
         code = _print_all(client, job, query, printer, look or LogStyle(), others=others)
     else:
         with detaching(job):
-            code = _print_all(client, job, query, printer, look or LogStyle(), others=others)
+            code = _print_all(
+                client,
+                job,
+                query,
+                printer,
+                look or LogStyle(),
+                others=others,
+                hint=hints and not hinted,
+            )
     if strict and printer.missing:
         raise RefusedError(f"the logs of job {job} are not complete: {printer.missing}")
     return code
+
+
+def _hint_ranks(view: JobView) -> bool:
+    """Say how to see the other ranks, if there are any. Returns True if it did."""
+    if not has_more_ranks(view):
+        return False
+    note(f"rank 0 only; every rank: muster logs --rank all {view.id}")
+    return True
 
 
 def _printer(look: LogStyle, *, alone: bool = False) -> LogPrinter:
@@ -297,7 +315,14 @@ def _printer(look: LogStyle, *, alone: bool = False) -> LogPrinter:
 
 
 def _print_all(
-    client: Client, job: int, query: LogQuery, printer: LogPrinter, look: LogStyle, *, others: bool
+    client: Client,
+    job: int,
+    query: LogQuery,
+    printer: LogPrinter,
+    look: LogStyle,
+    *,
+    others: bool,
+    hint: bool = False,
 ) -> int | None:
     printed = _print_records(client, job, query, printer)
     if query.follow and query.attempt is None:
@@ -309,6 +334,9 @@ def _print_all(
             note(nothing_written(view, query))
     if view.state not in ENDED_STATES:
         return None
+    if hint:
+        # The number of ranks may depend on the node, which was not known before.
+        _hint_ranks(view)
     if others and view.exit_code:
         _print_errors_of_others(client, view, query, look)
     if query.follow:

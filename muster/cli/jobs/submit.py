@@ -230,7 +230,7 @@ def command(
     note(f"submitted job {summary.id} ({safe(summary.name)}), {summary.state.value}")
     if job.spec.time_limit_s is None:
         pool = safe(summary.pool)
-        note_time_limit(summary, f"a default of the pool {pool} (another: --time-limit)")
+        note_time_limit(summary, f"the default of pool {pool} (another: --time-limit)")
     return print_and_wait(client, summary, waits=waits, follow=follow, as_json=as_json)
 
 

@@ -88,7 +88,7 @@ def _stay(client: Client, job: int, *, waits: bool, follow: bool) -> int:
 
         # Start at the first byte, because none of the output has been shown yet.
         query = LogQuery(follow=True, rank=0)
-        code = code_though_unread(client, job, lambda: show_logs(client, job, query))
+        code = code_though_unread(client, job, lambda: show_logs(client, job, query, hint=True))
         return EXIT_CLIENT if code is None else code
     if waits:
         with detaching(job):

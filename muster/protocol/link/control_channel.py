@@ -44,8 +44,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     interpreter of jobs. `hostname` is the node's own name, which may differ from its name in the
     cluster. `devices` are its GPUs, including excluded ones; `gpus` is the number for jobs. An
     agent that cannot identify its GPUs lists none. `rdma` is None if unknown. `unenforced` are the
-    limits of jobs that are not enforced there, each with the reason. `git`: the agent can fetch
-    code with git, and git is installed.
+    limits of jobs that are not enforced there, with reasons. `git`: it can fetch code with git.
     """
 
     address: str
@@ -104,6 +103,7 @@ class NodeChanges(msgspec.Struct, frozen=True, omit_defaults=True):
     refuses_jobs: str | None = None
     settings: tuple[NodeSetting, ...] | None = None
     no_torch: str | None = None
+    unenforced: dict[str, str] | None = None
 
 
 def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
@@ -119,6 +119,7 @@ def diff(old: NodeObservations, new: NodeObservations) -> NodeChanges:
         refuses_jobs=None if new.refuses_jobs == old.refuses_jobs else new.refuses_jobs,
         settings=None if new.settings == old.settings else new.settings,
         no_torch=None if new.no_torch == old.no_torch else new.no_torch,
+        unenforced=None if now.unenforced == was.unenforced else now.unenforced,
     )
 
 
@@ -141,6 +142,8 @@ def merge_inventory(old: Inventory, changes: NodeChanges) -> Inventory:
         old = replace(old, interfaces=changes.interfaces)
     if changes.devices is not None:
         old = with_devices(old, changes.devices)
+    if changes.unenforced is not None:
+        old = replace(old, unenforced=changes.unenforced)
     return old if changes.rdma is None else replace(old, rdma=changes.rdma)
 
 
@@ -334,10 +337,8 @@ class Welcome(msgspec.Struct, frozen=True, omit_defaults=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True, tag="refused"):
-    """Answers Hello if the agent is refused; the connection is then closed.
-
-    `soon`: a retry may succeed shortly, without an operator.
-    """
+    """Answers Hello if the agent is refused; the connection is then closed. `soon`: a retry may
+    succeed shortly, without an operator."""
 
     code: str
     text: str
@@ -358,9 +359,9 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     the coordinator has not answered for so long; None: never. The agent reports changed files in
     `checkpoint_dir`. `preflight`: also check disks and mounts, and refuse if one is nearly full or
     hangs. `idle`: limits for idle GPUs. `ticket`: to fetch `bundle`. `user` submitted the job.
-    `cpus` and `memory_bytes` are what it requests of a node, 0 for no request.
-    `git`: fetch this code before `setup`, and run the job in it.
-    `grows`: nodes may join the gang while it runs.
+    `cpus` and `memory_bytes`: its requests of a node, 0 for none. `git`: fetch this code before
+    `setup`, and run the job in it. `grows`: nodes may join the gang while it runs. `meets`:
+    addresses and port of the rendezvous of a gang that runs already.
     """
 
     task: TaskId
@@ -383,6 +384,7 @@ class PrepareTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="prepare"
     memory_bytes: int = 0
     git: GitCode | None = None
     grows: bool = False
+    meets: tuple[tuple[str, ...], int] | None = None
 
 
 class RendezvousCheck(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -453,8 +455,7 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
     """Signal the task's ranks without ending the task. Signals of a task are numbered from 1: a
     signal that was delivered, or is older, is not delivered again.
 
-    `ranks` selects the ranks on this node; empty means all. `late`: ranks that start later also get
-    it, once they handle it.
+    `ranks`: those on this node; empty means all. `late`: also ranks that start and handle it later.
     """
 
     task: TaskId
@@ -465,8 +466,7 @@ class SignalTask(msgspec.Struct, frozen=True, omit_defaults=True, tag="signal"):
 
 
 class DumpStacks(msgspec.Struct, frozen=True, omit_defaults=True, tag="look"):
-    """Dump the stacks of the task's ranks, without changing anything. `number` counts the dumps of
-    an epoch.
+    """Dump the stacks of the task's ranks, and change nothing. `number` counts those of an epoch.
 
     `threads`: all threads. `recorder`: also trigger a dump of NCCL's flight recorder.
     """

@@ -45,7 +45,7 @@ class IdleGpus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def usable(devices: Sequence[GpuDevice]) -> tuple[GpuDevice, ...]:
     """Return the GPUs for jobs."""
-    return tuple(device for device in devices if not device.fault)
+    return tuple([device for device in devices if not device.fault])
 
 
 def divides(devices: Sequence[GpuDevice]) -> bool:

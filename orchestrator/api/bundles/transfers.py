@@ -28,8 +28,9 @@ from muster.http.bundles import (
     PeersAnswer,
     PeersRequest,
 )
-from muster.protocol.ids import BadId, TaskId, parse_task_id
+from muster.protocol.ids import BadId, JobId, NodeName, TaskId, parse_task_id
 from muster.protocol.states import TaskState
+from muster.protocol.tokens import TokenClass
 from muster.spec.model import JobSpec
 from orchestrator.api.bundles.upload_buffers import UploadBuffers
 from orchestrator.api.http.access import TOKEN
@@ -38,6 +39,8 @@ from orchestrator.api.http.problems import ApiError
 from orchestrator.api.http.request_parsing import shown, struct_body
 from orchestrator.api.http.responses import reply
 from orchestrator.api.http.route import BYTES
+from orchestrator.api.http.tokens import NodeCredential
+from orchestrator.core.model.people import KnownToken
 from orchestrator.core.model.task import reached
 from orchestrator.shell.bulk_reads import BulkReads
 from orchestrator.shell.bundles.references import StoreFullError
@@ -155,9 +158,11 @@ class BundlesApi:
             raise ApiError(404, "unknown_bundle", f"{user} has uploaded no bundle {sha256}")
         return reply(BundleView(sha256, found.files, found.bytes), status)
 
-    async def check_spec(self, spec: JobSpec, user: str, owner: str | None) -> None:
-        """Refuse a job whose code the user has not uploaded. `owner`: the owner of the job that is
-        submitted again with the same code. Raises ApiError (422)."""
+    async def check_spec(
+        self, spec: JobSpec, user: str, owner: str | None, again: JobId | None = None
+    ) -> None:
+        """Refuse a job whose code the user has not uploaded. `owner`: the owner of the job `again`
+        that is submitted again with the same code. Raises ApiError (422)."""
         if spec.bundle is None:
             return
         now = self._now()
@@ -167,6 +172,13 @@ class BundlesApi:
             user, self._store.share, owner, user, spec.bundle, now
         ):
             return
+        if again is not None and owner is not None:
+            raise ApiError(
+                422,
+                "unknown_bundle",
+                f"the coordinator no longer has the code of job {again}",
+                f"{_again(again)}, from the machine that has its folder",
+            )
         raise ApiError(
             422,
             "unknown_bundle",
@@ -259,6 +271,8 @@ class BundlesApi:
         attempt = next((each for each in job.attempts if each.number == number), None)
         if attempt is None or rank >= len(attempt.tasks):
             raise _no_task(request)
+        if not _may_fetch(request[TOKEN], attempt.tasks[rank].node):
+            raise _no_task(request)
         if reached(attempt.tasks[rank].state, TaskState.EXITED):
             raise ApiError(409, "task_over", f"task {task} is over and needs no code")
         return _Task(job_id, number, rank, len(attempt.tasks), bundle)
@@ -347,6 +361,15 @@ async def _send(response: web.StreamResponse, data: bytes) -> None:
     view = memoryview(data)
     for at in range(0, len(view), _PIECE_BYTES):
         await response.write(view[at : at + _PIECE_BYTES])
+
+
+def _may_fetch(shown: KnownToken, node: NodeName) -> bool:
+    """True if the holder of a certificate or a token may be the node of a task."""
+    if isinstance(shown, NodeCredential):
+        return shown.node == node
+    # A join token is the same for all nodes, so its holders prove by the ticket alone which they
+    # are. `muster up` makes certificates.
+    return shown.class_ is TokenClass.JOIN
 
 
 def _sha256(request: web.Request) -> str:

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 _ID_BYTES: Final = 4
 _SECRET_BYTES: Final = 32
-_JOINS_PER_S: Final = 0.5
+_JOIN_EVERY_S: Final = 60.0
+_JOINS_AT_ONCE: Final = 5
 
 
 class EnrolmentApi:
@@ -68,7 +69,7 @@ class EnrolmentApi:
         self._coordinator = coordinator
         self._settings = settings
         self._refusals = RateLimit(refusals_per_s)
-        self._joins = RateLimit(_JOINS_PER_S)
+        self._joins = join_limit()
 
     async def show(self, _request: web.Request) -> web.Response:
         known = (await self._coordinator.durable_state()).enrolment
@@ -162,8 +163,9 @@ class EnrolmentApi:
         )
         peer = request.remote or ""
         of_node = replace(_key(made, now), machine=asked.machine)
+        local = is_local(request, peer)
         result = await self._coordinator.request(
-            lambda rid: JoinReceived(rid, name, shown, node, of_node, peer, is_local(request, peer))
+            lambda rid: JoinReceived(rid, name, shown, node, of_node, peer, local, settings.approve)
         )
         waits = self._changed(result)
         pem = made.pem.decode()
@@ -243,6 +245,11 @@ class EnrolmentApi:
             expires=timestamp(secret.expires),
             problem=secret.why_not("", self._coordinator.now().wall),
         )
+
+
+def join_limit() -> RateLimit:
+    """Return the bound on joins of one node with one secret, which may be repeated."""
+    return RateLimit(1 / _JOIN_EVERY_S, burst=_JOINS_AT_ONCE)
 
 
 def _key(made: NodeCertificate, now: float) -> NodeKey:

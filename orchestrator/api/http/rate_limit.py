@@ -1,4 +1,4 @@
-"""Token buckets: a request rate per caller, with a burst of ten seconds' worth."""
+"""Token buckets: a request rate per caller, with a burst of ten seconds' worth by default."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ class _Bucket:
 class RateLimit:
     """A bucket per caller. Full buckets are dropped once there are many."""
 
-    def __init__(self, per_s: float) -> None:
+    def __init__(self, per_s: float, burst: float = 0.0) -> None:
+        """`burst`: requests that pass at once."""
         self._per_s = per_s
-        self._burst = max(per_s * BURST_S, 1.0)
+        self._burst = burst or max(per_s * BURST_S, 1.0)
         self._buckets: dict[Hashable, _Bucket] = {}
 
     def take(self, caller: Hashable, now: float) -> float:
@@ -39,7 +40,8 @@ class RateLimit:
         return 0.0
 
     def _forget(self, now: float) -> None:
-        full = [name for name, b in self._buckets.items() if now - b.at >= BURST_S]
+        full_s = self._burst / self._per_s
+        full = [name for name, b in self._buckets.items() if now - b.at >= full_s]
         # If no caller is idle, drop the oldest: a flood of addresses must not fill the memory.
         for name in full or list(self._buckets)[: CALLERS_MAX // 2]:
             del self._buckets[name]

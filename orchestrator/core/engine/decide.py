@@ -62,6 +62,7 @@ from orchestrator.core.nodes.enrolment import (
     decide_enrolment,
     joined_refused,
     refuse_certificate,
+    refuse_pool,
     shown,
 )
 from orchestrator.core.nodes.given_settings import changed_settings
@@ -132,7 +133,9 @@ def decide(state: State, received: s.Input, now: Instant, limits: Limits) -> Dec
         ):
             return decide_enrolment(state, received, now.wall, limits)
         case s.HelloReceived(session, hello, _, local, certificate):
-            bad = refuse_certificate(state, hello.node, certificate)
+            bad = refuse_certificate(state, hello.node, certificate) or refuse_pool(
+                state, hello.inventory.pool, certificate
+            )
             if bad is not None:
                 seen = joined_refused(state, certificate, bad.text)
                 return Decision([*seen], [a.RefuseSession(session, bad)])

@@ -195,7 +195,8 @@ class JoinSecretRevokeReceived(msgspec.Struct, frozen=True):
 
 class JoinReceived(msgspec.Struct, frozen=True):
     """A node at `peer` shows a join secret (its id, and the digest of the rest). `key` is the
-    certificate that the shell has signed for it. `local` as in HelloReceived.
+    certificate that the shell has signed for it. `local` as in HelloReceived. `approve`: the
+    settings make all new nodes wait, whatever the secret says.
     """
 
     request: RequestId
@@ -205,6 +206,7 @@ class JoinReceived(msgspec.Struct, frozen=True):
     key: NodeKey
     peer: str
     local: bool = False
+    approve: bool = False
 
 
 class AcceptReceived(msgspec.Struct, frozen=True):

@@ -87,7 +87,15 @@ def prepare_command(job: Job, task: Task, limits: Limits) -> PrepareTask:
         cpus=spec.resources.cpu or 0,
         memory_bytes=spec.resources.memory_bytes or 0,
         grows=spec.elastic,
+        meets=_meets(job.attempt(task.attempt)) if task.joined else None,
     )
+
+
+def _meets(attempt: Attempt) -> tuple[tuple[str, ...], int]:
+    """The rendezvous of a gang that a task joins: its node closes that to other users of its own
+    before the launcher's node lets it in."""
+    address = attempt.master_addr
+    return (address, *elsewhere(attempt).get(address, ())), attempt.master_port
 
 
 class Gang(msgspec.Struct, frozen=True):

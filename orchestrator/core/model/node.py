@@ -38,6 +38,8 @@ LINK_TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
 }
 
 
+THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
+"""Nodes that may become free."""
 SILENT: Final = frozenset({LinkState.SUSPECT, LinkState.LOST})
 
 
@@ -81,6 +83,17 @@ class Fault(msgspec.Struct, frozen=True):
     attempt: int
     text: str
     since: int = 0
+
+
+SUPPOSED: Final = Drain("", "", 0.0, number=0)
+"""A drain that a what-if question supposes. No user has drained the node."""
+
+
+def is_drained(drain: Drain, now: Instant | None = None) -> str:
+    """The drain in words, to follow the node's name: `is drained by ana since 2h: bad DIMM`."""
+    if drain == SUPPOSED:
+        return "would be drained"
+    return f"is {drained_by(drain, now)}"
 
 
 def drained_by(drain: Drain, now: Instant | None = None) -> str:

@@ -119,7 +119,8 @@ class JoinSecret(msgspec.Struct, frozen=True):
 class NodeKey(msgspec.Struct, frozen=True):
     """A certificate of a node: digests of it and of its public key, its end (UTC seconds), how many
     certificates the node had before, and its begin, 0 in old journals. `machine` is the id of the
-    machine that joined with it, "" in old journals.
+    machine that joined with it, "" in old journals. `pool` is the one of the join secret, "" for
+    the node's own choice.
     """
 
     fingerprint: str
@@ -128,6 +129,7 @@ class NodeKey(msgspec.Struct, frozen=True):
     generation: int = 0
     begins: float = 0.0
     machine: str = ""
+    pool: str = ""
 
 
 class Joined(msgspec.Struct, frozen=True):

@@ -125,6 +125,22 @@ def refuse_certificate(state: State, name: str, fingerprint: str) -> Refused | N
     )
 
 
+def refuse_pool(state: State, pool: str, fingerprint: str) -> Refused | None:
+    """Return why a node with this certificate may not be in a pool, or None: a join secret for one
+    pool gives no jobs of another.
+    """
+    found = state.enrolment.key(fingerprint)
+    if found is None or found[1].pool in {"", pool}:
+        return None
+    own = found[1].pool
+    return Refused(
+        "wrong_pool",
+        f"{found[0]} joined with a secret for pool {own}, and its agent says pool {pool}: set "
+        f"`pool: {own}` in its configuration, or join with a secret for {pool} (muster token "
+        f"create --join --pool {pool})",
+    )
+
+
 def shown(state: State, name: NodeName, fingerprint: str) -> list[ef.NodeKeyTaken]:
     """Return the fact that a node shows its renewed certificate for the first time, if it does."""
     joined = state.enrolment.nodes.get(name)
@@ -281,8 +297,9 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
             f"another machine, at {joined.peer}, waits to be {asked.node}",
             f"an operator decides about it first: muster node accept {asked.node} (or --reject)",
         )
-    waits = not same and (known or secret.approve)
-    return ef.NodeJoined(asked.node, asked.key, secret.id, asked.peer, waits)
+    waits = not same and (known or secret.approve or asked.approve)
+    of_node = replace(asked.key, pool=secret.pool)
+    return ef.NodeJoined(asked.node, of_node, secret.id, asked.peer, waits)
 
 
 def _accept(enrolment: Enrolment, asked: s.AcceptReceived) -> _Found:
@@ -338,7 +355,12 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
             f"{duration_text(wait_s)}",
             "the agent tries again by itself",
         )
-    following = replace(asked.key, generation=current.generation + 1, machine=current.machine)
+    following = replace(
+        asked.key,
+        generation=current.generation + 1,
+        machine=current.machine,
+        pool=current.pool,
+    )
     return ef.NodeKeyRenewed(asked.node, following)
 
 

@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import merge
+from itertools import compress
+from operator import is_not, ne
 from typing import Final
 
 from msgspec import structs
@@ -121,9 +123,10 @@ class _Pass(Planner):
         nodes = self.state.nodes
         if not plan.seen or self.state.unknown:
             return set(seen)
-        if any(nodes.get(name, it) is not it for name, it in plan.memo.nodes.items()):
+        known = plan.memo.nodes
+        if any(map(is_not, map(nodes.get, known, known.values()), known.values())):
             return set(seen)  # a node was removed and came back
-        changed = {name for name, it in seen.items() if plan.seen.get(name) != it}
+        changed = set(compress(seen, map(ne, map(plan.seen.get, seen), seen.values())))
         gone = plan.seen.keys() - seen.keys()
         described = gone or any(
             name not in plan.seen or plan.seen[name][0] != seen[name][0] for name in changed

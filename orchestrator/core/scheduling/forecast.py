@@ -5,6 +5,7 @@ Runs the scheduler's own placement on a copy of the nodes, and releases jobs as 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +15,8 @@ from muster.protocol.instant import Instant
 from muster.protocol.text import count, named
 from orchestrator.core.model.attempt import AttemptPhase
 from orchestrator.core.model.grace import stop_grace_s
-from orchestrator.core.model.state import Attempt, Job, State
+from orchestrator.core.model.node import SUPPOSED
+from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.scheduling.gpus import given, share_of, used_by_strangers
 from orchestrator.core.scheduling.placement import Waiting, place, unfit
 from orchestrator.core.scheduling.reasons import cannot_start
@@ -108,8 +110,7 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
     if waiting.user != job.user:
         # For which nodes another's job waits, and why, is not for everybody.
         return f"unknown: {who}waits"
-    drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
-    if drained:
+    if drained := drained_nodes(fitting):
         return f"unknown: {who}waits for a drained node to be resumed: {named(drained)}"
     away = len([node for node in fitting if node.session is None])
     if away:
@@ -122,3 +123,9 @@ def _unknown(trial: State, waiting: Job, job: Job) -> str:
         where = f"on {named(strange)}"
         return f"unknown: {who}waits for GPUs that foreign processes use, {where}"
     return f"never: {who or 'it '}does not fit the known nodes"
+
+
+def drained_nodes(nodes: Iterable[Node]) -> list[str]:
+    """The drained ones of these nodes, each with the user who drained it."""
+    drains = [(node.name, node.drain) for node in nodes if node.drain is not None]
+    return [name if it == SUPPOSED else f"{name} ({it.user})" for name, it in drains]

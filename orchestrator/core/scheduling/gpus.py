@@ -45,7 +45,7 @@ def used_by_strangers(node: Node) -> str:
     """Text on the GPUs that processes outside any job use, without the names of these; empty if
     there are none.
     """
-    used = [gpu for gpu in usable(node.inventory.devices) if gpu.busy]
+    used = [gpu for gpu in node.inventory.devices if gpu.busy and not gpu.fault]
     if not used:
         return ""
     more = f", and {len(used) - 1} more are in use" if len(used) > 1 else ""
@@ -112,6 +112,8 @@ def gpus_used(node: Node) -> int:
 
 def siblings_hold(state: State, node: Node) -> tuple[Holder, ...]:
     """The attempts that hold GPUs of this node through another agent on the same machine."""
+    if not node.inventory.shared_host:
+        return ()
     mine = {gpu.uuid for gpu in usable(node.inventory.devices)}
     return tuple(
         holder

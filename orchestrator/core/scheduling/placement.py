@@ -13,7 +13,7 @@ from muster.protocol.text import count
 from muster.spec.model import JobSpec, Placement, Rdma, Resources
 from muster.spec.units import size_text
 from orchestrator.core.model.blame import blame
-from orchestrator.core.model.node import LinkState, drained_by
+from orchestrator.core.model.node import THERE, LinkState, is_drained
 from orchestrator.core.model.state import Job, Node, State
 from orchestrator.core.scheduling.gpu_preference import by_gpu_fit, is_short, lacks_gpus
 from orchestrator.core.scheduling.gpus import (
@@ -77,7 +77,6 @@ SPREAD: Final = "spread"
 LAUNCHERS_TRIED: Final = 16
 """Number of launcher candidates that are tried for one with enough others on its network."""
 _SAME_GPUS: Final = Rejection("same_gpus", "has the GPUs of another agent on its machine")
-_THERE: Final = (LinkState.CONNECTED, LinkState.SUSPECT)
 _FOR_NOW: Final = frozenset(
     {
         "busy",
@@ -169,7 +168,7 @@ def _without_label(placement: Placement, node: Node) -> Rejection | None:
 def busy(state: State, spec: JobSpec, node: Node) -> Rejection | None:
     """Return why a fitting node, or the asked part of it, cannot be taken now; None if it can."""
     if node.drain is not None:
-        return Rejection("drained", f"is {drained_by(node.drain)}")
+        return Rejection("drained", is_drained(node.drain))
     holders = tuple(node.holders)
     if node.link is not LinkState.CONNECTED:
         return Rejection("not_connected", "is not connected", holders)
@@ -269,12 +268,11 @@ def choose_gang(
     """
     # Because of two nodes that could not connect, usually only one was at fault.
     faults = blame(job) if job.avoid else {}
-    there = [node for node in kept if node.link in _THERE and node.in_service]
     apart = one_per_machine(free)
-    gang, kinds = _first_gang(state, job.spec, apart, there, faults)
+    gang, kinds = _first_gang(state, job.spec, apart, kept, faults)
     if gang is None and len(apart) < len(free):
         # Another agent of the same machine may be in the other nodes' network, or have their RDMA.
-        gang, kinds = _first_gang(state, job.spec, free, there, faults)
+        gang, kinds = _first_gang(state, job.spec, free, kept, faults)
         chosen = set(gang or ())
         apart = one_per_machine(sorted(free, key=lambda n: n.name not in chosen))
     return gang, kinds, apart
@@ -284,12 +282,12 @@ def _first_gang(
     state: State,
     spec: JobSpec,
     free: Sequence[Node],
-    there: Sequence[Node],
+    kept: Sequence[Node],
     faults: Mapping[NodeName, int],
 ) -> tuple[tuple[NodeName, ...] | None, bool]:
     """The preferred gang of free nodes, and whether any RDMA group is large enough."""
     ordered = sorted(free, key=lambda n: (faults.get(n.name, 0), *preference(state, spec, n)))
-    kinds = rdma_groups(spec, ordered, there) if len(ordered) >= spec.nodes else []
+    kinds = rdma_groups(spec, ordered, kept) if len(ordered) >= spec.nodes else []
     first: tuple[NodeName, ...] | None = None
     for kind in kinds:
         gang = _best_gang(spec, kind, state.networks, faults)
@@ -412,7 +410,7 @@ def can_do_without(state: State, spec: JobSpec, avoid: frozenset[NodeName]) -> b
 
 def _dependable(fitting: list[Node], avoid: frozenset[NodeName]) -> list[Node]:
     # A lost or drained node may never come back, so it is not worth waiting for.
-    return [n for n in fitting if n.link in _THERE and n.in_service and n.name not in avoid]
+    return [n for n in fitting if n.link in THERE and n.in_service and n.name not in avoid]
 
 
 def _best_gang(

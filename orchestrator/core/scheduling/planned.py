@@ -11,7 +11,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.text import count, named
 from orchestrator.core.model.plan import Booking, QueuePlan
 from orchestrator.core.model.state import Job, State
-from orchestrator.core.scheduling.forecast import Forecast
+from orchestrator.core.scheduling.forecast import Forecast, drained_nodes
 from orchestrator.core.scheduling.gpus import used_by_strangers
 from orchestrator.core.scheduling.outlook import Outlook
 from orchestrator.core.scheduling.placement import unfit
@@ -81,7 +81,7 @@ def _endless(state: State, job: Job, plan: QueuePlan) -> str:
 
 def _unplanned(state: State, job: Job) -> str:
     fitting = [it for it in state.nodes.values() if unfit(job.spec, it) is None]
-    drained = [f"{it.name} ({it.drain.user})" for it in fitting if it.drain is not None]
+    drained = drained_nodes(fitting)
     usable = [it for it in fitting if it.in_service and it.session is not None]
     if len(usable) >= job.spec.nodes:
         refusing = [it.name for it in fitting if cannot_start(job.spec, it) is not None]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from msgspec import structs
 
+from muster.protocol.ids import NodeName
 from muster.protocol.instant import Instant
 from muster.spec.model import JobSpec
 from orchestrator.core.model.attempt import AttemptPhase
@@ -33,8 +35,17 @@ def duration_s(spec: JobSpec) -> float:
     return START_S + spec.time_limit_s + spec.stop.grace_s + CLEAN_S
 
 
-def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant) -> PlannedEnd:
-    """Plan the end of the job's current attempt; keeps the plan if its reasons are the same."""
+def planned_end(
+    state: State,
+    job: Job,
+    before: PlannedEnd | None,
+    now: Instant,
+    drained: AbstractSet[NodeName] | None = None,
+) -> PlannedEnd:
+    """Plan the end of the job's current attempt; keeps the plan if its reasons are the same.
+
+    `drained` are all drained nodes, which a caller with many jobs finds once.
+    """
     attempt = job.current
     assert attempt is not None
     if before is not None and before.attempt != attempt.number:
@@ -52,7 +63,8 @@ def planned_end(state: State, job: Job, before: PlannedEnd | None, now: Instant)
             since = before.since
         limit_s = math.inf if job.spec.time_limit_s is None else job.spec.time_limit_s
         grace_s = job.spec.stop.grace_s
-        drains = _deadlines(state, attempt, () if before is None else before.drains, now)
+        if drained is None or drained:
+            drains = _deadlines(state, attempt, () if before is None else before.drains, now)
     if (
         before is not None
         # What an agent reports again about the beginning of a run differs a little.
@@ -106,9 +118,20 @@ def _end_at(job: Job, found: PlannedEnd, now: Instant) -> float:
     return min(ends)
 
 
-def expected_end(state: State, job: Job, planned: PlannedEnd, now: Instant) -> float:
-    """The time at which the attempt is expected to have released its nodes; later than now."""
+def expected_end(
+    state: State,
+    job: Job,
+    planned: PlannedEnd,
+    now: Instant,
+    away: AbstractSet[NodeName] | None = None,
+) -> float:
+    """The time at which the attempt is expected to have released its nodes; later than now.
+
+    `away` are all nodes that are not connected, which a caller with many jobs finds once.
+    """
     at = planned.at
+    if away is not None and not away:
+        return slipped(at, now.mono)
     attempt = job.current
     assert attempt is not None
     # The node of a task that has left an elastic gang may have been removed.

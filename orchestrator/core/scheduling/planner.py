@@ -82,8 +82,10 @@ class Planner:
             for name in sorted(known)
             if self._is_queued(name) and state.jobs[name].starts_by is not None
         }
+        away = {it.name for it in state.nodes.values() if it.link is not LinkState.CONNECTED}
         self.expected = {
-            name: expected_end(state, state.jobs[name], end, now) for name, end in self.ends.items()
+            name: expected_end(state, state.jobs[name], end, now, away)
+            for name, end in self.ends.items()
         }
         self._note_late(plan.ends, self.expected)
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
@@ -107,8 +109,9 @@ class Planner:
     def _ends(self, before: dict[JobId, PlannedEnd]) -> dict[JobId, PlannedEnd]:
         state = self.state
         running = {name for node in state.nodes.values() for name, _ in node.holders}
+        drained = {node.name for node in state.nodes.values() if node.drain is not None}
         return {
-            name: planned_end(state, state.jobs[name], before.get(name), self.now)
+            name: planned_end(state, state.jobs[name], before.get(name), self.now, drained)
             for name in sorted(running)
         }
 

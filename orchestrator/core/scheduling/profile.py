@@ -72,6 +72,7 @@ class Profile:
         self._free: dict[str, int] = {}
         self._gaps: dict[object, tuple[object, set[tuple[float, float]]]] = {}
         self._until: dict[Size, float] = {}
+        self._kept: dict[object, tuple[list[Node], list[Node]]] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
         self._mixed = any(node.inventory.shared_host for node in nodes)
@@ -153,11 +154,12 @@ class Profile:
     def sights(self) -> Sights:
         """Everything on which the verdicts of a pass on each node depend, besides bookings."""
         ends = self._ends
+        connected = LinkState.CONNECTED
         return {
             name: (
                 node.inventory,
-                node.link,
-                0.0 if node.link is LinkState.CONNECTED else self.node_returns_at(node),
+                link := node.link,
+                0.0 if link is connected else self.node_returns_at(node),
                 node.drain,
                 node.refuses_jobs,
                 node.no_torch,
@@ -294,10 +296,14 @@ class Profile:
         fitting = self.fitting(spec)
         if only is not None:
             known = [self.state.nodes[name] for name in only if name in self.state.nodes]
-            fitting = [node for node in known if unfit(spec, node) is None]
+            able = self._fits(spec).bits
+            fitting = [node for node in known if able & self.memo.bits[node.name]]
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
-        kept = usable(job, fitting, self.state.networks)
+        if only is None and not self._some_away and not job.avoid:
+            kept = self._usable(job, fitting)
+        else:
+            kept = usable(job, fitting, self.state.networks)
         room = (
             self._timeline(spec.resources.gpu, ignored).free(-1, start, end)
             if start < math.inf
@@ -320,6 +326,15 @@ class Profile:
         if len(free) < spec.nodes:
             return (), trial
         return choose_gang(trial, job, kept, free)[0] or (), trial
+
+    def _usable(self, job: Job, fitting: list[Node]) -> list[Node]:
+        """The same as `usable`, once in a pass for all jobs with the same fitting nodes."""
+        spec = job.spec
+        key = (id(fitting), spec.nodes, spec.placement.shared_label)
+        known = self._kept.get(key)
+        if known is None or known[0] is not fitting:
+            known = self._kept[key] = (fitting, usable(job, fitting, self.state.networks))
+        return known[1]
 
     def _at(self, node: Node, start: float) -> Node:
         """The node with its link at a later time."""

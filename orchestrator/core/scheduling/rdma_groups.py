@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from muster.spec.checks.rdma import named_plugin, rdma_off
 from muster.spec.model import JobSpec, Rdma, env_on_node
+from orchestrator.core.model.node import THERE
 from orchestrator.core.model.state import Node
 from orchestrator.core.scheduling.reasons import Rejection
 from orchestrator.core.scheduling.topology import groups as near_groups
@@ -26,8 +27,8 @@ def without_rdma(spec: JobSpec, node: Node) -> Rejection | None:
 def rdma_groups(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> list[list[Node]]:
     """Groups of free nodes to try for a gang: those of one RDMA kind, then all nodes.
 
-    `others` are the nodes that may become available. If a gang that requires RDMA could be formed
-    of one kind of these later, mixed nodes are not offered now.
+    `others` are the nodes that fit. If a gang that requires RDMA could be formed later of one kind
+    of those that may become available, mixed nodes are not offered now.
     """
     if not _uses_rdma(spec):
         return [list(free)]
@@ -43,8 +44,10 @@ def rdma_groups(spec: JobSpec, free: Sequence[Node], others: Sequence[Node]) -> 
         if len(nodes) >= spec.nodes and (kind or not required)
     ]
     found = [nodes for _, _, _, nodes in sorted(groups, key=lambda it: it[:3])]
-    if required and any(_enough_of_one_kind(spec, near) for near in near_groups(spec, others)):
-        return found
+    if required:
+        later = [node for node in others if node.link in THERE and node.in_service]
+        if any(_enough_of_one_kind(spec, near) for near in near_groups(spec, later)):
+            return found
     return [*found, list(free)]
 
 

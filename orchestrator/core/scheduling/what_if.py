@@ -12,9 +12,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from muster.protocol.ids import JobId, NodeName
-from muster.protocol.instant import Instant
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import Drain, rounded_down
+from orchestrator.core.model.node import SUPPOSED, rounded_down
 from orchestrator.core.model.state import Job, State
 
 WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
@@ -23,7 +22,6 @@ WAITING = frozenset({JobPhase.QUEUED, JobPhase.HELD, JobPhase.BACKOFF})
 def what_if_state(
     state: State,
     job: Job,
-    now: Instant,
     nodes: int | None,
     drained: Collection[NodeName],
     time_limit_s: float | None = None,
@@ -32,7 +30,7 @@ def what_if_state(
     there = dict(state.nodes)
     for name in drained:
         if there[name].drain is None:
-            there[name] = replace(there[name], drain=Drain("you", "supposed", now.wall))
+            there[name] = replace(there[name], drain=SUPPOSED)
     if nodes is not None:
         job = replace(job, spec=structs.replace(job.spec, nodes=nodes, max_nodes=None))
     if time_limit_s is not None:

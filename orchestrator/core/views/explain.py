@@ -18,7 +18,7 @@ from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
 from orchestrator.core.model.blame import blame
 from orchestrator.core.model.job import JobPhase
-from orchestrator.core.model.node import LinkState, drained_by, rounded_down
+from orchestrator.core.model.node import LinkState, is_drained, rounded_down
 from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.nodes.liveness import keeps_until
@@ -216,7 +216,7 @@ def _verdict(
     if rejection.code == "not_connected":
         text = f"{text}{_since_when(state, node, now)}"
     elif node.drain is not None and rejection.code == "drained":
-        text = f"is {drained_by(node.drain, now)}"
+        text = is_drained(node.drain, now)
     if not rejection.holders:
         return NodeVerdict(node.name, False, h.Reason(rejection.code, text))
     holder, in_s = _last_needed(state, job, node, rejection.holders, it, now)
@@ -349,7 +349,7 @@ def _hint_of_limit(state: State, job: Job, it: Chance, now: Instant) -> Steps[li
     starts = {booking.start for booking in it.outlook.plan.bookings.values()} - {math.inf}
     minutes = {int((start - now.mono - around_s) // 60) for start in starts}
     for limit in sorted((one for one in minutes if 0 < one < most), reverse=True)[:TRIES]:
-        if outlook(*what_if_state(state, job, now, None, (), limit * 60.0), now).starts_now:
+        if outlook(*what_if_state(state, job, None, (), limit * 60.0), now).starts_now:
             text = f"a time limit of {limit}m (muster set {job.id} time_limit={limit}m)"
             return [f"would start now with {text}"]
         yield

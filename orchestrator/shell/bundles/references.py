@@ -59,8 +59,11 @@ class References:
     A damaged file is put aside. Without room for the file, the next call tries again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seen_s: float) -> None:
+        """A use is recorded unless one was within the last `seen_s`, because thousands of records
+        for each submit wait for the disk."""
         self._path = path
+        self._seen_s = seen_s
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
         try:
@@ -100,8 +103,10 @@ class References:
         return FileError(f"the index {self._path} cannot be used: {error}")
 
     @contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
+    def _write(self, *, later: bool = False) -> Iterator[sqlite3.Connection]:
+        """Commit what is done in the context. `later`: the next commit syncs it to disk."""
         with self._open() as db:
+            db.execute(f"PRAGMA synchronous = {'NORMAL' if later else 'FULL'}")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -119,14 +124,21 @@ class References:
             for part in _parts(chunks):
                 marks = ",".join("?" * len(part))
                 where = f"user = ? AND sha256 IN ({marks})"
-                rows = db.execute(f"SELECT sha256, size FROM chunks WHERE {where}", (user, *part))  # noqa: S608
-                have.update(rows)
-                db.execute(f"UPDATE chunks SET seen = ? WHERE {where}", (now, user, *part))  # noqa: S608
+                rows = db.execute(
+                    f"SELECT sha256, size, seen FROM chunks WHERE {where}",  # noqa: S608
+                    (user, *part),
+                ).fetchall()
+                have.update((chunk, size) for chunk, size, _ in rows)
+                db.executemany(
+                    "UPDATE chunks SET seen = ? WHERE user = ? AND sha256 = ?",
+                    [(now, user, chunk) for chunk, _, seen in rows if seen < now - self._seen_s],
+                )
         return have
 
     def add(self, user: str, chunks: Iterable[tuple[str, int]], now: float) -> None:
-        """Record that the user has uploaded these chunks, given with their sizes."""
-        with self._write() as db:
+        """Record that the user has uploaded these chunks, given with their sizes. It is on disk
+        with the next bundle: before, the loss of it costs another upload, and nothing else."""
+        with self._write(later=True) as db:
             db.executemany(
                 "INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?)",
                 [(user, chunk, size, now) for chunk, size in chunks],
@@ -155,14 +167,15 @@ class References:
         """Return a bundle of the user, which was seen now; None without a reference to it."""
         with self._write() as db:
             found = db.execute(
-                "SELECT files, bytes FROM bundles WHERE user = ? AND sha256 = ?", (user, sha256)
+                "SELECT files, bytes, seen FROM bundles WHERE user = ? AND sha256 = ?",
+                (user, sha256),
             ).fetchone()
-            if found is not None:
+            if found is not None and found[2] < now - self._seen_s:
                 db.execute(
                     "UPDATE bundles SET seen = ? WHERE user = ? AND sha256 = ?",
                     (now, user, sha256),
                 )
-        return None if found is None else Bundle(*found)
+        return None if found is None else Bundle(*found[:2])
 
     def forget_content(self, chunk: str, bundles: Iterable[str]) -> None:
         """Drop all references to a chunk whose content is lost, and to the bundles that have it:
@@ -247,7 +260,6 @@ def _connected(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     try:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version != _VERSION:  # else nothing is written: the disk may be full
             db.executescript(f"{_OLD} {_SCHEMA} PRAGMA user_version = {_VERSION};")

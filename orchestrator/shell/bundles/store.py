@@ -37,6 +37,8 @@ INODES_LEFT: Final = 20
 """The part of the disk's inodes that uploads leave free, as a divisor."""
 _SHORT_KEEP_S: Final = 3600.0
 """Seconds for which unused content is kept if the disk is short, or the user's quota."""
+_SEEN_S: Final = 300.0
+"""Code that is kept for a time after its last use may go so much earlier."""
 
 _log = structlog.get_logger("muster.bundles")
 
@@ -78,7 +80,9 @@ class BundleStore:
             self._key = self._ticket_key()
         except OSError as error:
             raise FileError(f"{error.filename} cannot be made: {error.strerror}") from error
-        self._references = References(folder / "references.sqlite3")
+        self._references = References(
+            folder / "references.sqlite3", min(_SEEN_S, limits.keep_s / 20)
+        )
 
     def close(self) -> None:
         """Close the index."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,9 @@ import pytest
 from agent.config import SUBMITTER, AgentConfig
 from agent.core.inputs import Input, NodeObserved
 from agent.monitors.job_user import JobUserMonitor, check
-from agent.shims.apart import NFT
+from agent.shims.apart import FENCE, NFT
 from agent.taskdirs.task_accounts import TaskAccounts
-from muster.protocol.link.control_channel import NodeChanges
+from muster.protocol.link.control_channel import Inventory, NodeChanges
 from tests.agent.process_of_agent import joined
 
 pytestmark = [
@@ -31,6 +31,16 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def watching(
+    config: AgentConfig,
+    posted: list[Input],
+    unfenced: Callable[[], str] = str,
+    unenforced: dict[str, str] | None = None,
+) -> JobUserMonitor:
+    inventory = Inventory("127.0.0.1", "m", unenforced=unenforced or {})
+    return JobUserMonitor(TaskAccounts(config), config, posted.append, unfenced, inventory)
+
+
 @pytest.mark.parametrize(
     ("run_as", "who"), [("nobody", "user nobody"), (SUBMITTER, "users")], ids=["one", "each"]
 )
@@ -41,7 +51,7 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
     tasks.mkdir(parents=True)
     posted: list[Input] = []
     config = AgentConfig(run_as=run_as, state_dir=tasks.parent)
-    monitor = JobUserMonitor(TaskAccounts(config), config, posted.append)
+    monitor = watching(config, posted)
     await monitor.look()
     assert posted == [], "a node that takes jobs has nothing to report"
     (folder / "closed").chmod(0o700)
@@ -56,27 +66,51 @@ async def test_a_closed_folder_above_is_named_until_it_is_open(
 
 
 @pytest.mark.parametrize("demanded", [True, None])
-async def test_a_node_that_lacks_the_fence_that_the_site_demands_is_not_free(
+async def test_a_node_that_lacks_a_fence_says_so_and_is_not_free_if_the_site_demands_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, demanded: bool | None
 ) -> None:
     (folder / "tasks").mkdir()
     nft = folder / NFT
-    nft.write_text("#!/bin/sh\necho 'netlink: no buffer space' >&2; exit 1\n")
-    nft.chmod(0o755)
+    nft.touch(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     posted: list[Input] = []
+    written = [""]
     config = AgentConfig(state_dir=folder, fence=demanded)
-    monitor = JobUserMonitor(TaskAccounts(config), config, posted.append)
-    await monitor.look()
-    nft.write_text("#!/bin/sh\n")
-    await monitor.look()
-    said = [it.changes.refuses_jobs for it in posted if isinstance(it, NodeObserved)]
+    limits = {"memory": "the memory controller is missing"}
+    monitor = watching(config, posted, written.pop, limits)
+    # The kernel refuses all rules; takes them; has refused those that were to be written last.
+    for problem, works in (("", False), ("", True), ("the table is too large", True), ("", True)):
+        written.append(problem)
+        nft.write_text("#!/bin/sh\n" if works else "#!/bin/sh\necho 'no space' >&2; exit 1\n")
+        await monitor.look()
+    changes = [it.changes for it in posted if isinstance(it, NodeObserved)]
+    assert [it.unenforced for it in changes if it.unenforced is not None] == [
+        {**limits, FENCE: "no space"},
+        limits,
+        {**limits, FENCE: "the table is too large"},
+        limits,
+    ]
+    said = [it.refuses_jobs for it in changes if it.refuses_jobs is not None]
     if not demanded:
         assert said == []
         return
-    refused, taken = said
-    assert "netlink: no buffer space, and the agent's `fence` is true" in (refused or "")
-    assert taken == ""
+    assert said[1::2] == ["", ""]
+    for reason, why in zip(said[::2], ("no space", "the table is too large"), strict=True):
+        assert reason.startswith(f"{why}, and the agent's `fence` is true: repair nftables")
+
+
+async def test_a_fence_that_has_been_repaired_since_the_start_is_no_longer_missed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tasks").mkdir()
+    nft = folder / NFT
+    nft.write_text("#!/bin/sh\n")
+    nft.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    posted: list[Input] = []
+    config = AgentConfig(state_dir=folder, fence=None)
+    await watching(config, posted, unenforced={FENCE: "there is no nft"}).look()
+    assert posted == [NodeObserved(NodeChanges(unenforced={}))]
 
 
 async def test_a_node_without_an_account_of_any_user_says_so_until_there_is_one(
@@ -85,7 +119,7 @@ async def test_a_node_without_an_account_of_any_user_says_so_until_there_is_one(
     posted: list[Input] = []
     (folder / "tasks").mkdir()
     config = AgentConfig(state_dir=folder, run_as=SUBMITTER, user_map={"ann@lab": "nobody"})
-    monitor = JobUserMonitor(TaskAccounts(config), config, posted.append)
+    monitor = watching(config, posted)
     strangers = ("ann@lab.example", "no-such-user", "root")
     await monitor.look()
     monitor.use(strangers)

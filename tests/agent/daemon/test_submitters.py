@@ -276,6 +276,25 @@ def test_users_who_are_mapped_to_one_account_share_no_secret() -> None:
             asyncio.run(private)
 
 
+def test_who_is_mapped_to_the_name_of_another_user_shares_no_secret_with_that_one() -> None:
+    secret = GitCode("https://host/code.git", "c" * 40, secret="deploy")
+    ann, nobody = "ann@example.org", "nobody"
+    owners = TaskAccounts(AgentConfig(run_as=SUBMITTER, user_map={ann: nobody}))
+    private = prepare(user=ann, git=secret)
+    for users in (None, (ann, "bob"), ()):
+        owners.use(users)
+        assert asyncio.run(owners.of(private)) is not None
+    owners.use((ann, nobody))
+    assert asyncio.run(owners.of(prepare(user=ann))) is not None
+    for user in (ann, nobody):
+        with pytest.raises(UserRefusedError, match=r"several users run as nobody \(`user_map`\)"):
+            asyncio.run(owners.of(prepare(user=user, git=secret)))
+    # That user's own jobs run as somebody else.
+    both = TaskAccounts(AgentConfig(run_as=SUBMITTER, user_map={ann: nobody, nobody: "bob"}))
+    both.use((ann, nobody))
+    assert asyncio.run(both.of(private)) is not None
+
+
 def test_only_root_can_run_jobs_as_their_submitters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(FileError, match="only root can run jobs as the users who submit them"):

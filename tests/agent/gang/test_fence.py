@@ -8,18 +8,19 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.core.record import TaskRecord
-from agent.gang.fence import Fence, Fenced, FenceError, in_gang, ruleset
+from agent.gang.fence import Fence, Fenced, FenceError, in_gang, leased, ruleset
 from agent.shims.apart import NFT
 from muster.protocol.ids import TaskId
-from muster.protocol.link.control_channel import ArrangeTask
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.link.terms import Terms
+from tests.agent.gang.machines import IPV6, PORT, Machines, run
 
 TASK, OTHER = TaskId("7.1.0"), TaskId("8.1.0")
 USER = 47_111
@@ -86,15 +87,33 @@ def test_rules_name_the_gang_the_user_and_the_task() -> None:
     for rule in (
         f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.1, 10.1.0.2 }} drop",
         f"{into} ip6 saddr != {{ fd00::1, fd00::2 }} drop",
+        f"{into} ip6 daddr != {{ fd00::1, fd00::2 }} drop",
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {own}',
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
         f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {own}",
         f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {others}",
         f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {others}",
+        f"tcp sport {{ 20001, 20002 }} {own}",
+        f"tcp sport {{ 20001, 20002 }} {others}",
         f"tcp sport {{ 20001, 20002 }} {answer} meta skuid {{ 0, {USER} }} accept",
         f"tcp sport {{ 20001, 20002 }} {answer} drop",
     ):
         assert f'{rule} comment "task {TASK}"' in text.splitlines()
+
+
+def test_a_node_that_joins_holds_its_other_users_back_before_it_is_let_in() -> None:
+    prepare = PrepareTask(TASK, "torchrun", None, None, (), {}, 60.0, grows=True)
+    assert leased(USER, (20_001,), prepare) == Fenced(USER, (20_001,), grows=True)
+    joins = msgspec.structs.replace(prepare, meets=(("10.0.0.1", "fd00::1%eth0"), 20_001))
+    text = ruleset("t", {TASK: leased(USER, (), joins)})
+    new = "tcp flags & (syn | ack) == syn"
+    for rule in (
+        f"ip daddr {{ 10.0.0.1 }} tcp dport 20001 {new} reject with tcp reset",
+        f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {new} reject with tcp reset",
+        f"ip6 daddr {{ fd00::1 }} tcp dport 20001 {new} meta skuid {{ 0, {USER} }} accept",
+    ):
+        assert f'{rule} comment "task {TASK}"' in text.splitlines()
+    assert "20002" not in text
 
 
 # --- with a kernel ----------------------------------------------------------------------
@@ -106,105 +125,6 @@ needs_nft = [
         reason="only root has tables, and nft writes them",
     ),
 ]
-SERVE = """\
-import socket, sys
-server = socket.create_server(("0.0.0.0", 20001), backlog=int(sys.argv[1]))
-print("ready", flush=True)
-while True:
-    server.accept()[0].close()
-"""
-CONNECT = """\
-import socket, sys
-try:
-    socket.create_connection((sys.argv[1], 20001), timeout=float(sys.argv[2])).close()
-    print("in")
-except OSError as error:
-    print("out")
-"""
-
-
-def run(*argv: str) -> str:
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=300).stdout
-
-
-class Machines:
-    """Three network namespaces on one bridge: the launcher, a node of its gang, and a third."""
-
-    def __init__(self, stem: str) -> None:
-        self.names = [f"{stem}{number}" for number in (1, 2, 3)]
-        self.hub = f"{stem}0"
-        self.inner = f"{stem}i"
-
-    def build(self) -> None:
-        run("ip", "netns", "add", self.hub)
-        hub = ("ip", "-n", self.hub)
-        run(*hub, "link", "add", "br0", "type", "bridge")
-        run(*hub, "link", "set", "br0", "up")
-        for number, name in enumerate(self.names, 1):
-            run("ip", "netns", "add", name)
-            there = ("type", "veth", "peer", "name", "eth0", "netns", name)
-            run(*hub, "link", "add", f"v{number}", *there)
-            run(*hub, "link", "set", f"v{number}", "master", "br0", "up")
-            own = ("ip", "-n", name)
-            run(*own, "address", "add", f"10.0.0.{number}/24", "dev", "eth0")
-            run(*own, "link", "set", "eth0", "up")
-            run(*own, "link", "set", "lo", "up")
-
-    def build_inner(self) -> None:
-        """A namespace behind the second machine, as of containers, with that machine's address."""
-        outer = self.names[1]
-        run("ip", "netns", "add", self.inner)
-        there = ("type", "veth", "peer", "name", "eth0", "netns", self.inner)
-        run("ip", "-n", outer, "link", "add", "inner", *there)
-        run("ip", "-n", outer, "address", "add", "10.9.0.1/24", "dev", "inner")
-        run("ip", "-n", outer, "link", "set", "inner", "up")
-        run("ip", "-n", self.inner, "address", "add", "10.9.0.2/24", "dev", "eth0")
-        run("ip", "-n", self.inner, "link", "set", "eth0", "up")
-        run("ip", "-n", self.inner, "route", "add", "default", "via", "10.9.0.1")
-        run("ip", "netns", "exec", outer, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        hook = "type nat hook postrouting priority 100;"
-        chain = f'chain out {{\n{hook}\noifname "eth0" masquerade\n}}'
-        self.apply(2, f"table ip inner {{\n{chain}\n}}\n")
-
-    def remove(self) -> None:
-        for name in (*self.names, self.hub, self.inner):
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
-
-    def connects(self, number: int, address: str, uid: int, patience_s: float = 20.0) -> bool:
-        """True if a process of this user on a machine gets a connection; 0 is the inner one."""
-        user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
-        said = run(
-            *("ip", "netns", "exec", self.names[number - 1] if number else self.inner, *user),
-            *(python, "-c", CONNECT, address, str(patience_s)),
-        )
-        return said.strip() == "in"
-
-    @contextlib.contextmanager
-    def serving(self, uid: int, backlog: int = 128) -> Iterator[None]:
-        """A server of this user at the port on the launcher."""
-        user = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
-        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
-        argv = ["ip", "netns", "exec", self.names[0], *user, python, "-c", SERVE, str(backlog)]
-        server = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            yield
-        finally:
-            server.kill()
-            server.communicate()
-
-    def apply(self, number: int, text: str) -> None:
-        subprocess.run(
-            ["ip", "netns", "exec", self.names[number - 1], NFT, "-f", "-"],
-            input=text,
-            check=True,
-            text=True,
-        )
-
-    def tables(self, number: int) -> str:
-        return run("ip", "netns", "exec", self.names[number - 1], NFT, "list", "tables")
 
 
 @pytest.fixture
@@ -279,6 +199,49 @@ class TestWithAKernel:
         with network.serving(USER, backlog=0):
             assert network.connects(2, "10.0.0.1", USER)
 
+    def test_who_connects_from_a_leased_port_meets_no_node(self, network: Machines) -> None:
+        """If two processes connect to each other at once, they get a connection, and no one
+        listens."""
+        plan = ArrangeTask(
+            TASK, (), {"MASTER_PORT": "20001"}, (("n1", "10.0.0.1"), ("n2", "10.0.0.2")), ""
+        )
+        # The first packet of the node is lost.
+        lost = "ip saddr 10.0.0.2 tcp flags & (syn | ack) == syn drop"
+        hook = "type filter hook prerouting priority -300;"
+        network.apply(1, f"table ip lost {{\nchain in {{\n{hook}\n{lost}\n}}\n}}\n")
+        here, there = ("10.0.0.1", PORT), ("10.0.0.2", 30_001)
+
+        def meets(uid: int) -> bool:
+            with (
+                network.connecting(2, USER, there, here) as node,
+                network.connecting(1, uid, here, there) as other,
+            ):
+                met = other.communicate()[0] == "in\n"
+                return met and node.communicate()[0] == "in\n"
+
+        assert meets(USER + 1), "the control"
+        network.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (PORT,)), plan)}))
+        assert not meets(USER + 1)
+        assert meets(USER)
+
+    @pytest.mark.skipif(not IPV6, reason="no IPv6")
+    def test_a_link_local_address_of_the_launcher_is_no_way_in(self, machines: Machines) -> None:
+        """No agent reports it, so the nodes of the gang do not hold their other users back from it,
+        and a process chooses the address from which it connects."""
+        others: dict[str, tuple[str, ...]] = {"10.0.0.1": ("fd00::1",), "10.0.0.2": ("fd00::2",)}
+        plan = ArrangeTask(
+            *(TASK, (), {"MASTER_PORT": "20001"}, (("n1", "10.0.0.1"), ("n2", "10.0.0.2")), ""),
+            others=others,
+        )
+        for own in ("fe80::2%eth0", "fd00::2"):
+            assert machines.connects(2, "fe80::1%eth0", USER + 1, own=own), "the control"
+        machines.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (20_001,)), plan)}))
+        machines.apply(2, ruleset("m", {TASK: in_gang(Fenced(USER, (20_002,)), plan)}))
+        for own in ("fe80::2%eth0", "fd00::2"):
+            assert not machines.connects(2, "fe80::1%eth0", USER + 1, 1.5, own=own)
+        assert machines.connects(2, "fd00::1", USER)
+        assert not machines.connects(2, "fd00::1", USER + 1)
+
     def test_nobody_in_a_network_of_containers_comes_in(self, machines: Machines) -> None:
         """Its packets leave a node of the gang with that node's address, and without a user."""
         machines.build_inner()
@@ -349,7 +312,7 @@ async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> N
     await fence.begin({OTHER: Fenced(USER, (20_005,))})
     assert program.read_text().startswith("table inet muster_0123456789ab\ndelete table")
     assert "20005" in program.read_text()
-    await fence.lease(TASK, (20_001,), USER)
+    await fence.lease(TASK, Fenced(USER, (20_001,)))
     await fence.arrange(TASK, PLAN)
     assert "10.1.0.2" in program.read_text()
     assert "iifname" in program.read_text()
@@ -361,7 +324,7 @@ async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> N
 
 async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(program: Path) -> None:
     fence = Fence("0123456789abcdef", on=True, must=True)
-    await fence.lease(TASK, (20_001,), USER, grows=True)
+    await fence.lease(TASK, Fenced(USER, (20_001,), grows=True))
     assert "meta nfproto ipv4 reject" in program.read_text()
     alone = ArrangeTask(TASK, (), {}, (), "", terms=admitting(1, "10.0.0.1"))
     await fence.follow(TASK, TaskRecord("boot", "here", alone, alone.terms))
@@ -377,7 +340,7 @@ async def test_a_table_that_somebody_removed_is_restored(
     program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fence = Fence("0123456789abcdef", on=True, must=True)
-    await fence.lease(TASK, (20_001,), USER)
+    await fence.lease(TASK, Fenced(USER, (20_001,)))
     written = program.read_text()
     listed = program.with_name("listed")
     # As nft: `list` prints what is there, `-f` replaces it.
@@ -396,6 +359,42 @@ async def test_a_table_that_somebody_removed_is_restored(
     assert not program.exists()
 
 
+async def test_a_table_that_could_not_be_written_is_written_later(program: Path) -> None:
+    nft = program.with_name(NFT)
+    works, fails = nft.read_text(), "#!/bin/sh\necho 'no buffer space' >&2; exit 1\n"
+    fence = Fence("0123456789abcdef", on=True, must=False)
+    await fence.lease(TASK, Fenced(USER, (20_001,)))
+    nft.write_text(fails)
+    await fence.arrange(TASK, PLAN)
+    await fence.look()
+    assert "10.1.0.2" not in program.read_text()
+    nft.write_text(works)
+    await fence.look()
+    assert "10.1.0.2" in program.read_text()
+    nft.write_text(fails)
+    await fence.drop(TASK)
+    nft.write_text(works)
+    await fence.look()
+    assert len(program.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_tables_of_agents_that_were_here_before_are_removed(
+    program: Path, *, alone: bool
+) -> None:
+    """An agent that has lost its folder has another id."""
+    listed = program.with_name("listed")
+    old, own = "table inet muster_fedcba987654", "table inet muster_0123456789ab"
+    listed.write_text(f"table ip muster_a\n{old}\ntable inet muster_site\n{own}\n")
+    program.with_name(NFT).write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
+    )
+    for on in (True, False):
+        await Fence("0123456789abcdef", on=on, must=False, alone=alone).begin({})
+        removed = [it for it in program.read_text().splitlines() if it.startswith("delete")]
+        assert removed == [f"delete {it}" for it in ([old, own] if alone else [own])]
+
+
 @pytest.mark.parametrize("must", [True, False])
 async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_it(
     program: Path, *, must: bool
@@ -406,7 +405,7 @@ async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_
     program.with_name(NFT).write_text("#!/bin/sh\necho 'no buffer space' >&2; exit 1\n")
     plan = TaskRecord("boot", "here", PLAN)
     with _refused(must):
-        await fence.lease(TASK, (20_001,), USER)
+        await fence.lease(TASK, Fenced(USER, (20_001,)))
     # Whatever has tried to write it before.
     await fence.follow(TASK, plan)
     with _refused(must):
@@ -429,7 +428,7 @@ async def test_switched_off_it_removes_what_was_there(program: Path) -> None:
     await fence.begin({OTHER: Fenced(USER, (20_005,))})
     assert len(program.read_text().splitlines()) == 2
     program.unlink()
-    await fence.lease(TASK, (20_001,), USER)
+    await fence.lease(TASK, Fenced(USER, (20_001,)))
     await fence.arrange(TASK, PLAN)
     await asyncio.sleep(0)
     assert not program.exists()

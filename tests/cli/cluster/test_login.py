@@ -63,7 +63,8 @@ def test_a_token_that_is_wrong_and_a_file_of_another_cluster_change_nothing(
     file.write_text('url: "https://other:7077"\n')
     refused = run("login", fake.url, TOKEN)
     assert (refused.returncode, file.read_text()) == (125, 'url: "https://other:7077"\n')
-    assert b"--force" in refused.stderr
+    assert b"with --force" in refused.stderr
+    assert b"that begins with curl is: ... sh -s -- --force" in refused.stderr
     assert run("login", "--force", fake.url, TOKEN).returncode == 0
 
 

@@ -170,7 +170,7 @@ def test_explain(muster: Muster, submit: Callable[..., str]) -> None:
     ).stdout
     assert "if it asked for 1 node and its time limit was 2h and c1 was drained:" in what_if
     assert "needs 1 node; 0 could be used now" in what_if
-    assert "drained by you" in what_if
+    assert "c1    no   would be drained" in what_if
     wrong = muster("explain", "why", "--after", "drain", "nobody")
     assert wrong.returncode == 2
     assert "'nobody' is not a node" in wrong.stderr

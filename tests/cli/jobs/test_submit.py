@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from muster.http import views as api
-from muster.protocol.states import JobState
+from muster.protocol.states import JobState, TaskState
+from muster.protocol.timestamp import timestamp
 from tests.cli.conftest import DEADLINE_S, Run, Start
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
@@ -33,7 +34,7 @@ def test_a_time_limit_that_a_default_gave_is_printed(run: Run, fake: FakeCoordin
     for number in (42, 43):
         fake.script.jobs[number] = job_view(number, time_limit_s=86400.0, pool="lab")
     assert run("submit", "--", "train.py").stderr.decode().splitlines()[-1:] == [
-        "muster: its time limit is 1d, a default of the pool lab (another: --time-limit)"
+        "muster: its time limit is 1d, the default of pool lab (another: --time-limit)"
     ]
     assert b"time limit" not in run("submit", "--time-limit", "2h", "--", "train.py").stderr
 
@@ -392,9 +393,27 @@ def test_follow_prints_the_logs_and_ends_with_the_jobs_code(
     assert process.stdout.readline() == b"42\n"
     fake.log(*(record(number, f"{number}\n") for number in range(1, 31)))
     fake.put(ended(job_view(reason=api.Reason("x", "")), JobState.FAILED, 9))
-    out, _ = process.communicate(timeout=DEADLINE_S)
+    out, err = process.communicate(timeout=DEADLINE_S)
     assert out == b"".join(b"%d\n" % number for number in range(1, 31))
     assert process.returncode == 9
+    # In a pipe as well, as it is not said that only rank 0 is followed.
+    assert err.count(b"rank 0 only; every rank: muster logs --rank all 42") == 1
+
+
+def test_follow_names_the_other_ranks_once_their_number_is_known(
+    start: Start, fake: FakeCoordinator
+) -> None:
+    """On one node, the number may be that of the node's GPUs."""
+    fake.script.jobs[42] = job_view(nodes=1)
+    process = start("submit", "--follow", "--", "python", "train.py")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"42\n"
+    ranks = (api.RankView(0, None), api.RankView(1, None))
+    task = api.TaskView("gpu-01", 0, "launcher", TaskState.EXITED, ranks, None, None)
+    attempt = api.AttemptView(1, "closed", (task,), None, None, timestamp(1), timestamp(2), None)
+    fake.put(ended(job_view(nodes=1, attempts=(attempt,)), JobState.SUCCEEDED, 0))
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert err.count(b"rank 0 only; every rank: muster logs --rank all 42") == 1
 
 
 def test_a_submit_lasts_over_a_restart(start: Start, fake: FakeCoordinator) -> None:

@@ -10,6 +10,7 @@ from muster.bundle.manifest import decode
 from muster.bundle.pack import BadPackError, unpack
 from muster.bundle.scan import ScanError, listing, scan
 from muster.bundle.sources import folder_of
+from muster.bundle.suspects import DATA_FILES
 from muster.cli.input.code import Upload
 from muster.client import ApiError, Client
 from muster.http.views import Problem, VersionView
@@ -72,6 +73,43 @@ def test_a_script_that_does_not_travel_is_named_with_its_rule(run: Run, laptop: 
     assert b"tain.py is not in the code" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "job",
+    [
+        "launcher: none\nrun: |\n  export A=1\n  python tain.py --lr 1\n",
+        "launcher: none\nrun: ./tain.py\n",
+        "run: train.py\nroles: {worker: {run: tain.py}}\n",
+    ],
+)
+def test_a_script_that_any_command_starts_is_looked_for(run: Run, laptop: Path, job: str) -> None:
+    (laptop / "job.yaml").write_text(job)
+    done = run("submit", "-f", "laptop/job.yaml", "--list-files")
+    assert done.returncode == 0, done.stderr
+    assert b"tain.py is not in the code that travels with the job; there is no such" in done.stderr
+    (laptop / "tain.py").touch()
+    (laptop / "tain.py").chmod(0o755)
+    assert b"is not in" not in run("submit", "-f", "laptop/job.yaml", "--list-files").stderr
+
+
+def test_a_script_below_a_link_is_in_the_code(run: Run, laptop: Path) -> None:
+    (laptop / "lib").symlink_to("src")
+    done = run("submit", "-f", "laptop/job.yaml", "--set", "run=lib/a.py", "--list-files")
+    assert done.returncode == 0
+    assert b"is not in" not in done.stderr
+
+
+def test_a_dry_run_says_what_is_absent_and_what_looks_like_data(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    (laptop / "data/cats").mkdir(parents=True)
+    for number in range(DATA_FILES):
+        (laptop / f"data/cats/{number}.jpg").touch()
+    done = run("submit", "-f", "laptop/job.yaml", "--set", "run=tain.py", "--dry-run")
+    assert b"tain.py is not in the code" in done.stderr
+    assert b"folders that look like data: data/ (500 files, 0 B)" in done.stderr
+    assert not fake.script.bundles
+
+
 def test_what_cannot_travel_is_refused_in_words(
     run: Run, fake: FakeCoordinator, laptop: Path
 ) -> None:
@@ -100,6 +138,35 @@ def test_a_job_without_workdir_takes_the_folder_of_its_file(
     none = run("submit", "-f", "laptop/job.yaml", "--set", "workdir=none")
     assert none.returncode == 0
     assert list(fake.script.submitted.values())[-1][1]["workdir"] == "none"
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A home that is neither the current folder nor below it."""
+    return str(tmp_path_factory.mktemp("home"))
+
+
+def test_the_folder_of_a_command_travels_without_workdir(
+    run: Run, fake: FakeCoordinator, laptop: Path, home: str
+) -> None:
+    (laptop.parent / "train.py").touch()
+    done = run("submit", "--", "python", "train.py", HOME=home)
+    assert done.stdout == b"42\n", done.stderr
+    ((sha256, manifest),) = fake.script.bundles.items()
+    assert submitted(fake)["workdir"] == {"bundle": sha256}
+    assert {"train.py", "laptop/train.py"} <= set(decode(manifest).paths())
+
+
+def test_the_folder_of_a_job_on_standard_input_travels_without_workdir(
+    start: Start, fake: FakeCoordinator, laptop: Path, home: str
+) -> None:
+    (laptop.parent / "train.py").touch()
+    process = start("submit", "-f", "-", HOME=home)
+    number, said = process.communicate(b"run: train.py\n", timeout=DEADLINE_S)
+    assert number == b"42\n", said
+    ((sha256, manifest),) = fake.script.bundles.items()
+    assert submitted(fake)["workdir"] == {"bundle": sha256}
+    assert {"train.py", "laptop/train.py"} <= set(decode(manifest).paths())
 
 
 def test_an_empty_folder_does_not_travel_unasked(
@@ -165,6 +232,24 @@ def test_a_large_folder_is_refused_before_it_is_read(
         f"data-{number}" for number in range(11, 1, -1)
     ]
     assert not fake.script.bundles
+
+
+@pytest.mark.parametrize("path", ["blobs:missing", "blobs", "bundles"])
+@pytest.mark.parametrize("size", [100, 5 << 20])
+def test_a_full_quota_is_refused_with_the_largest_files(
+    run: Run, fake: FakeCoordinator, laptop: Path, path: str, size: int
+) -> None:
+    """Whichever request meets it, and whether content is sent while it is read or after."""
+    for number in range(12):
+        (laptop / f"data-{number}").write_bytes(os.urandom(size + number))
+    fake.script.full = path
+    done = run("submit", "-f", "laptop/job.yaml")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"the code of alice has reached 9 bytes; the largest files:" in done.stderr
+    lines = done.stderr.decode().partition("largest files:\n")[2].splitlines()
+    assert [line.split()[-1] for line in lines[:10]] == [f"data-{n}" for n in range(11, 1, -1)]
+    assert b".musterignore" in done.stderr
+    assert not fake.script.submitted
 
 
 def test_a_folder_of_many_files_comes_with_the_advice_to_send_none(

@@ -8,10 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from muster.bundle.manifest import CodeManifest, File, digest, encode
+from muster.bundle.manifest import MANIFEST_BYTES_MAX, CodeManifest, File, digest, encode
 from muster.bundle.pack import pack, unpack
 from muster.protocol.link.control_channel import PrepareTask
 from muster.protocol.states import TaskState
+from tests.orchestrator.api import raw
 from tests.orchestrator.api.test_rights import person
 from tests.orchestrator.fake_agent import connect, prepared
 from tests.orchestrator.process import CoordinatorProcess
@@ -237,8 +238,22 @@ async def test_a_job_whose_code_is_lost_says_what_to_do(coordinator: Coordinator
         status, refused = await ask(User(http), "GET", path, headers=good)
         assert (status, refused["code"]) == (410, "content_lost")
         assert "lost the code of job 1: `muster rerun 1 --ship`" in refused["detail"]
+        # Nor is it there for a rerun, which says what sends it.
+        status, refused = await ask(ann, "POST", "/v1/jobs/1/rerun", json={})
+        assert (status, refused["code"]) == (422, "unknown_bundle")
+        assert "no longer has the code of job 1" in refused["detail"]
+        assert "`muster rerun 1 --ship`" in refused["hint"]
         # The same code, sent again with any job, is that of the waiting ones, too.
         sent = await ask(ann, "PUT", f"/v1/bundles/{BUNDLE}", data=MANIFEST, headers=BYTES)
         assert sent[0] == 201
         async with http.get(path, headers=good) as answer:
             assert (answer.status, await answer.read()) == (200, MANIFEST)
+
+
+def test_a_manifest_that_is_too_large_is_refused_unread(coordinator: CoordinatorProcess) -> None:
+    """By its length, before any of it is sent."""
+    line = f"PUT /v1/bundles/{BUNDLE} HTTP/1.1"
+    length = f"Content-Length: {MANIFEST_BYTES_MAX + 1}"
+    kind = f"Content-Type: {BYTES['Content-Type']}"
+    answer = raw.ask(coordinator, raw.head(coordinator, line, length, kind))
+    assert (answer.status, answer.problem["code"]) == (413, "body_too_large")

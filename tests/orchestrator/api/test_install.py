@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,12 +12,14 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from muster.daemon.certificates import new_authority, new_key, server_certificate
-from muster.wheels.manifest import MANIFEST
+from muster.wheels.manifest import MANIFEST, WheelManifest
 from orchestrator.api.enrolment.install import Downloads, InstallApi
+from orchestrator.api.enrolment.install_script import install_script
 from orchestrator.api.http.problems import ApiError
 from orchestrator.enrolment import EnrolmentSettings
 
 NOW = 1.8e9
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/environment.md"
 LARGE, SMALL = "large-1-py3-none-any.whl", "small-1-py3-none-any.whl"
 LARGE_BYTES = 1 << 30  # more than the buffers of any connection take
 
@@ -65,3 +68,13 @@ async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
     assert (refused.value.status, refused.value.code) == (503, "too_many_installs")
     async with downloads.place("10.0.0.2"):
         pass
+
+
+def test_the_variables_of_the_script_are_on_the_page() -> None:
+    script = install_script(WheelManifest("0" * 64, {}), "head:7077", "sha256//x")
+    used = set(re.findall(r"\bMUSTER_[A-Z]+\b", script))
+    assert {"MUSTER_JOIN", "MUSTER_LOGIN", "MUSTER_PYTHON", "MUSTER_VENV", "MUSTER_BIN"} <= used
+    _, _, section = PAGE.read_text().partition("## The script that installs Muster")
+    assert used == set(
+        re.findall(r"^\| `(MUSTER_[A-Z]+)` \|", section.split("\n## ")[0], re.MULTILINE)
+    )

@@ -13,8 +13,10 @@ from tests.simulation.mutants.books import _put, _wrap
 
 
 def _sooner(real: Any, part: Any) -> Any:
-    def planned(state: Any, job: Any, before: PlannedEnd | None, now: Any) -> PlannedEnd:
-        found: PlannedEnd = real(state, job, before, now)
+    def planned(
+        state: Any, job: Any, before: PlannedEnd | None, now: Any, *more: Any
+    ) -> PlannedEnd:
+        found: PlannedEnd = real(state, job, before, now, *more)
         if found is before or found.at == float("inf"):
             return found
         return structs.replace(found, at=found.at - part(found))

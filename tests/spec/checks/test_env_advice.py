@@ -35,3 +35,33 @@ def test_values_that_are_right_are_not() -> None:
 def test_variables_of_a_role_are_named_with_it() -> None:
     roles = {"worker": {"env": {"NCCL_IB_CUDA_SUPPORT": "0"}}}
     assert named({}, roles=roles) == ["roles.worker.env.NCCL_IB_CUDA_SUPPORT"]
+
+
+RECIPE = """\
+# NCCL_IB_GID_INDEX=9 in a comment is none
+export NCCL_IB_CUDA_SUPPORT=1 NCCL_NET_GDR_LEVEL="5"
+NCCL_IB_GID_INDEX=-1 MY_NCCL_IB_CUDA_SUPPORT=1 python x.py
+mpirun -x PYTORCH_TCP_SOCKET_IFNAME=eth0 python x.py
+"""
+NAMED = ["NCCL_IB_CUDA_SUPPORT", "NCCL_NET_GDR_LEVEL", "PYTORCH_TCP_SOCKET_IFNAME"]
+
+
+def in_text(**job: object) -> list[str]:
+    """The place and the variable of each sentence."""
+    spec = parse_mapping({"run": "x.py", **job})
+    return [" ".join(advice.split()[:2]) for advice in env_advice(spec)]
+
+
+def test_variables_that_a_script_sets_are_named_with_it() -> None:
+    assert in_text(launcher="none", run=RECIPE) == [f"run: {name}" for name in NAMED]
+    assert in_text(setup=RECIPE) == [f"setup: {name}" for name in NAMED]
+    roles = {"worker": {"run": "export NCCL_IB_GID_INDEX=3; python x.py"}}
+    assert in_text(launcher="none", roles=roles) == ["roles.worker.run: NCCL_IB_GID_INDEX"]
+
+
+def test_variables_of_a_list_of_words_are_named_if_its_program_sets_them() -> None:
+    text = "export NCCL_IB_CUDA_SUPPORT=1; x"
+    assert in_text(launcher="none", run=["bash", "-c", text]) == ["run: NCCL_IB_CUDA_SUPPORT"]
+    words = ["env", "NCCL_IB_CUDA_SUPPORT=1", "x"]
+    assert in_text(launcher="none", run=words) == ["run: NCCL_IB_CUDA_SUPPORT"]
+    assert in_text(run=["x.py", "NCCL_IB_CUDA_SUPPORT=1"]) == []

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -143,6 +144,23 @@ def _account(*, create: bool) -> tuple[int, int] | None:
         words = ["useradd", "--system", "--shell", "/usr/sbin/nologin", "--no-create-home"]
         subprocess.run([*words, "--home-dir", str(SYSTEM_STATE), ACCOUNT], check=True)
     return account()
+
+
+def give_to_account(files: Iterable[Path]) -> None:
+    """Give private files of root to the coordinator's own user, who is created if missing: `up
+    --no-start` wrote them, and the unit runs as that user."""
+    owner = _account(create=True)
+    if owner is not None:
+        give_to(owner, files)
+
+
+def give_to(owner: tuple[int, int], files: Iterable[Path]) -> None:
+    """Give those of the files to a user and group that are this user's and that others cannot
+    read."""
+    for path in files:
+        found = path.stat()
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            os.chown(path, *owner)
 
 
 def _url(host: str, port: int) -> str:

@@ -21,6 +21,13 @@ class WrittenCluster(NamedTuple):
     wheels: Path | None
     tree: Mapping[str, Any]
 
+    @property
+    def private(self) -> list[Path]:
+        """The files with secrets that exist."""
+        tls = self.tree["tls"]
+        named = (tls.get("ca_key"), tls.get("key"), self.tree.get("tokens_file"))
+        return [path for path in map(Path, filter(None, named)) if path.is_file()]
+
     def path(self, part: str, name: str) -> Path:
         """Return the path that a setting names. Raises RefusedError."""
         found = self.tree[part].get(name)

@@ -13,10 +13,11 @@ import pytest
 from msgspec import structs
 
 from agent.config import SUBMITTER, AgentConfig
-from agent.probe.fabric import command
+from agent.probe.fabric import command, host_problems
 from agent.probe.fabric.fs_root import FsRoot
 from agent.probe.fabric.probe import ProbeOptions, probe
 from agent.probe.fabric.user_access import JobUser
+from agent.shims import apart
 from muster.daemon.certificates import new_authority, new_key, node_certificate, signing_request
 from muster.daemon.clock import SystemClock
 from muster.fabric.model import Severity
@@ -293,3 +294,15 @@ def test_doctor_says_that_submitters_need_accounts(run_as: str, said: bool) -> N
     assert asked.submitters == said
     fixes = [problem.fix for problem in probe(asked=asked).problems]
     assert any("useradd --create-home NAME" in fix for fix in fixes) == said
+
+
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [
+        (apart.OFF.format("fence"), "set `fence` to true"),
+        ("there is no nft on this node", "install nftables, and set `fence` to true"),
+    ],
+)
+def test_a_fence_that_is_only_switched_off_needs_no_package(why: str, fix: str) -> None:
+    (found,) = host_problems.of_apart({apart.FENCE: why})
+    assert found.fix == fix

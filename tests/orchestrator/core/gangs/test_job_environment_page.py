@@ -32,3 +32,22 @@ def test_variables_known_before_the_gang_is_complete_are_on_the_page() -> None:
     names = set(re.findall(r'"(MUSTER_[A-Z_]+)"', early + task))
     listed = SECTION.partition("before the start of the gang have")[2]
     assert set(re.findall(r"`(MUSTER_[A-Z_]+)`", listed)) == names
+
+
+def test_every_variable_of_the_product_is_on_the_page() -> None:
+    """Also those of shell scripts, hooks and units, in any text but the settings of daemons."""
+    used: dict[str, str] = {}
+    for folder in ("agent", "configs", "dev", "muster", "orchestrator", "systemd"):
+        top = ROOT / folder
+        for path in [top] if top.is_file() else top.rglob("*"):
+            if path.is_file() and path.suffix != ".pyc":
+                for name in re.findall(r"\bMUSTER_[A-Z_]*[A-Z]\b", path.read_text()):
+                    used[name] = str(path.relative_to(ROOT))
+    named = set(re.findall(r"`(MUSTER_[A-Z_]*[A-Z])`", PAGE))
+    missing = {
+        name: path
+        for name, path in used.items()
+        if name not in named and not name.startswith(("MUSTER_AGENT", "MUSTER_COORDINATOR"))
+    }
+    assert not missing
+    assert {"MUSTER_HOOK", "MUSTER_SECRET_FILE", "MUSTER_JOIN"} <= used.keys()

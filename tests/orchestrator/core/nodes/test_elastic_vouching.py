@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from muster.protocol.ids import TaskId
-from muster.protocol.link.control_channel import ArrangeTask, StopTask, TaskReport
+from muster.protocol.link.control_channel import ArrangeTask, PrepareTask, StopTask, TaskReport
 from muster.protocol.link.terms import ChangeTerms, Terms
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.engine.invariants import check
@@ -112,6 +112,12 @@ def test_a_node_gets_its_plan_once_the_launchers_node_lets_it_in() -> None:
     assert isinstance(first, ArrangeTask)
     assert first.terms is not None
     assert first.terms.admits == ("10.0.0.1",)
+    # By then, that node holds back its other users.
+    attempt = cluster.job(1).attempts[0]
+    for node, meets in (("n0", None), ("n1", (("10.0.0.1",), attempt.master_port))):
+        (asked,) = cluster.commands(node, PrepareTask)
+        assert isinstance(asked, PrepareTask)
+        assert asked.meets == meets
     said = prepared(address="10.0.0.2", addresses=("10.0.0.2", "fd00::2"), peer_port=7079)
     cluster.report(SECOND, TaskState.PREPARED, prepared=said)
     assert not cluster.commands("n1", ArrangeTask)

@@ -334,7 +334,7 @@ def test_explain_says_which_time_limit_would_start_a_job_now(
     hint = "would start now with a time limit of 59m (muster set 3 time_limit=59m)"
     assert explain(cluster.state, cluster.job(3), cluster.now).hints == (hint,)
     for limit, starts in ((59 * 60.0, True), (60 * 60.0, False)):
-        asked = what_if_state(cluster.state, cluster.job(3), cluster.now, None, (), limit)
+        asked = what_if_state(cluster.state, cluster.job(3), None, (), limit)
         assert explain(*asked, cluster.now).starts_now is starts
     cluster.change(3, time_limit_s=59 * 60.0)
     assert not waits(cluster, 3)

@@ -152,7 +152,7 @@ def test_what_if_a_gang_asked_for_fewer_nodes_is_not_bound_to_its_promise(
     cluster = gang_waits
     cluster.submit(limited(60.0, nodes=2))
     cluster.run_gang(3)
-    asked = what_if_state(cluster.state, cluster.job(2), cluster.now, 2, ())
+    asked = what_if_state(cluster.state, cluster.job(2), 2, ())
     found = explain(*asked, cluster.now)
     assert found.starts_by is not None
     assert round(found.starts_by.timestamp() - cluster.now.wall) == 60 + 30 + CLEAN_S
