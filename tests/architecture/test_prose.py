@@ -10,6 +10,7 @@ import tokenize
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.architecture.sources import TREE, parse
 from tools.docs.wrap import wrapped
@@ -37,30 +38,34 @@ def python_files() -> list[Path]:
     )
 
 
+class Texts(NamedTuple):
+    """The docstrings of a file, each with whether it is the module's, and those of attributes."""
+
+    of_definitions: list[tuple[bool, str]]
+    of_attributes: list[str]
+
+
 @functools.cache
-def docstrings(file: Path) -> list[tuple[bool, str]]:
-    """Each docstring of a file, and whether it is the module's."""
+def texts(file: Path) -> Texts:
+    found = Texts([], [])
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return [
-        (isinstance(node, ast.Module), text)
-        for node in ast.walk(parse(file))
-        if isinstance(node, kinds) and (text := ast.get_docstring(node))
-    ]
+    for node in ast.walk(parse(file)):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            found.of_definitions.append((isinstance(node, ast.Module), text))
+        if isinstance(node, ast.Module | ast.ClassDef):
+            found.of_attributes.extend(_below_attributes(node.body))
+    return found
 
 
-@functools.cache
-def attribute_docstrings(file: Path) -> list[str]:
-    """The text below each constant or attribute of a file that has one."""
-    return [
-        text.value.value
-        for node in ast.walk(parse(file))
-        if isinstance(node, ast.Module | ast.ClassDef)
-        for assigned, text in pairwise(node.body)
-        if isinstance(assigned, ast.Assign | ast.AnnAssign)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-        and isinstance(text.value.value, str)
-    ]
+def _below_attributes(body: list[ast.stmt]) -> Iterator[str]:
+    for assigned, text in pairwise(body):
+        if (
+            isinstance(assigned, ast.Assign | ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            yield text.value.value
 
 
 def comments(file: Path) -> Iterator[str]:
@@ -74,7 +79,7 @@ def beginnings(*, of_modules: bool) -> list[str]:
     return [
         f"{file}: {text.splitlines()[0]}"
         for file in python_files()
-        for is_module, text in docstrings(file)
+        for is_module, text in texts(file).of_definitions
         if is_module is of_modules and PRONOUN.match(text)
     ]
 
@@ -93,7 +98,7 @@ def test_the_docstring_of_an_attribute_begins_with_a_noun() -> None:
     found = [
         f"{file}: {text.splitlines()[0]}"
         for file in python_files()
-        for text in attribute_docstrings(file)
+        for text in texts(file).of_attributes
         if PRONOUN.match(text)
     ]
     assert not found, "\n".join(found)
@@ -105,8 +110,8 @@ def test_words_of_the_old_dialect_do_not_come_back() -> None:
         for file in python_files()
         if file != OWN
         for text in (
-            *(text for _, text in docstrings(file)),
-            *attribute_docstrings(file),
+            *(each for _, each in texts(file).of_definitions),
+            *texts(file).of_attributes,
             *comments(file),
         )
         if BANNED.search(CODE.sub("", text))
