@@ -10,7 +10,7 @@ import yaml
 
 from examples.local_cluster import MUSTER
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
+from tests.cluster.enrolment import Site
 from tests.cluster.test_wrong_clock import restart
 
 
