@@ -328,7 +328,7 @@ class Profile:
         return choose_gang(trial, job, kept, free)[0] or (), trial
 
     def _usable(self, job: Job, fitting: list[Node]) -> list[Node]:
-        """As `usable`, once in a pass for all jobs with the same fitting nodes."""
+        """The same as `usable`, once in a pass for all jobs with the same fitting nodes."""
         spec = job.spec
         key = (id(fitting), spec.nodes, spec.placement.shared_label)
         known = self._kept.get(key)
