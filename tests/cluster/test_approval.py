@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
@@ -77,14 +77,16 @@ def test_a_secret_that_was_made_before_lets_nobody_in_unseen(site: Site) -> None
 
 
 def test_a_secret_is_for_one_node_and_one_hour_if_nothing_else_is_asked(site: Site) -> None:
+    before = datetime.now(UTC)
     made = site.client().call(enrolment.create_join_secret(JoinSecretRequest())).secret
     assert (made.uses, made.names, made.pool) == (1, "*", "")
-    assert made.expires - made.created == timedelta(hours=1)
+    assert before <= made.expires - timedelta(hours=1) <= datetime.now(UTC)
     words = ("--uses", "3", "--names", "cpu-*", "--pool", "lab", "--expires", "8h")
+    before = datetime.now(UTC)
     name = site.secret(*words).rpartition(".")[2].partition("-")[0]
     known = {each.id: each for each in site.client().call(enrolment.enrolment()).secrets}
     assert (known[name].uses, known[name].names, known[name].pool) == (3, "cpu-*", "lab")
-    assert known[name].expires - known[name].created == timedelta(hours=8)
+    assert before <= known[name].expires - timedelta(hours=8) <= datetime.now(UTC)
 
 
 def test_labels_of_the_line_are_the_nodes_and_others_stay(site: Site) -> None:
