@@ -341,11 +341,16 @@ def test_a_cluster_without_a_start_can_be_started_later(site: Site) -> None:
     laptop = site.laptop
     upgrade = re.search(r"^upgrades, on each: +(.*)$", site.printed, re.MULTILINE)
     assert upgrade is not None, site.printed
-    laptop.sh(upgrade[1])
     up = "muster up --run-as trainer --python /opt/training --no-wheels"
-    laptop.sh(f"{up} --no-start")
-    laptop.sh("! getent passwd muster")
-    laptop.sh(up)
-    assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
-    assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
-    assert laptop.sh("muster nodes").returncode == 0
+    try:
+        laptop.sh(upgrade[1])
+        laptop.sh(f"{up} --no-start")
+        laptop.sh("! getent passwd muster")
+        laptop.sh(up)
+        assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
+        assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
+        assert laptop.sh("muster nodes").returncode == 0
+    finally:
+        # The laptop of the other test has no Muster.
+        laptop.sh("systemctl disable --now muster-coordinator", False)
+        laptop.sh("rm -rf /usr/local/bin/muster /opt/muster /etc/muster .config/muster", False)
