@@ -105,8 +105,15 @@ def snapshot() -> dict[str, Any]:
         "left a file, socket or device open": _open_files(),
         "shares memory": _shared_memory(),
         "left a child process": _has_children(),
-        "holds the import lock": _imp.lock_held(),
+        "holds the import lock": (_imp.lock_held(), _held_locks()),
     }
+
+
+def _held_locks() -> list[str]:
+    """The modules whose own import locks are held, now that no import is under way."""
+    locks = getattr(sys.modules["_frozen_importlib"], "_module_locks", {})
+    held = ((name, reference()) for name, reference in list(locks.items()))
+    return sorted(name for name, lock in held if getattr(lock, "owner", None) is not None)
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -81,6 +81,10 @@ PLANTED = {
         "left a file, socket or device open",
     ),
     "import_lock": ("import _imp\n_imp.acquire_lock()", "holds the import lock"),
+    "lock_of_a_module": (
+        "import importlib._bootstrap as b\nLOCK = b._get_module_lock('json')\nLOCK.acquire()",
+        "holds the import lock",
+    ),
     "signal_mask": (
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])",
         "changed the signal mask",

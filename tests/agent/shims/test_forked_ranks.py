@@ -61,7 +61,11 @@ found |= {name: text.split() for name, text in status.items() if name.startswith
 for name in ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd"):
     found[name] = int(status[name], 16) & ~(0b11 << 31)
 found["limits"] = lines("/proc/self/limits")
+# The number of signals that wait is that of all processes of the user.
+found["SigQ"] = status["SigQ"].split("/")[1]
 found["cgroup"] = [line.rpartition("/")[0] for line in lines("/proc/self/cgroup")]
+# The last part is the name of the task's own.
+found["of its task"] = lines("/proc/self/cgroup") == lines(f"/proc/{os.getppid()}/cgroup")
 found["oom"] = lines("/proc/self/oom_score_adj")
 found["comm"] = lines("/proc/self/comm")
 found["cmdline"] = lines("/proc/self/cmdline")
@@ -169,6 +173,7 @@ def without_run(found: dict[str, Any]) -> dict[str, Any]:
         fd: [re.sub(r"\[\d+\]|/\d+\.1\.0/", "N", link), inherited]
         for fd, (link, inherited) in found["fds"].items()
     }
+    assert found["of its task"]
     text = json.dumps(found, sort_keys=True)
     changed: dict[str, Any] = json.loads(re.sub(r"(report-)(exec|fork)", r"\1", text))
     return changed
@@ -351,6 +356,46 @@ def test_the_garbage_collector_skips_imports_before_the_gate(
         status, task = await run(node, tmp_path, "fork", "train.py", before=before)
         assert_forked(status)
         assert task.read(status.ranks[0].stdout) == b"0 True\nTrue False\n"
+
+    any_stage.play(story)
+
+
+# What a module of `preload` changes in the interpreter, and a program that imports it.
+CHANGES = """
+import atexit, sys
+sys.path.insert(0, "/planted")
+atexit.register(print, "its handler")
+"""
+SHOWS = """
+import os, sys
+before = "/planted" in sys.path
+import atexit, planted_changes
+atexit.register(print, "the handler of the program")
+folder = os.path.dirname(os.path.realpath(__file__))
+print(before, sys.path.index("/planted") - sys.path.index(folder), type(os.putenv).__name__)
+"""
+
+
+def test_a_program_sees_what_a_preloaded_module_has_changed(
+    any_stage: Stage, tmp_path: Path
+) -> None:
+    """As the page on start methods says."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "planted_changes.py").write_text(CHANGES)
+    (tmp_path / "train.py").write_text(SHOWS)
+    before = {"PYTHONPATH": str(tmp_path / "lib"), "MUSTER_PRELOAD": "planted_changes"}
+
+    async def story(node: Node) -> None:
+        said = {}
+        for method in ("exec", "fork"):
+            status, task = await run(node, tmp_path, method, "train.py", before=before)
+            assert status.exit == ShimExit(0), task.read(status.ranks[0].stderr)
+            said[method] = task.read(status.ranks[0].stdout).decode().splitlines()
+            assert status.start_method is not None
+            assert (status.start_method.method, status.start_method.why) == (method, "")
+        handlers = ["the handler of the program", "its handler"]
+        assert said["exec"] == ["False -1 builtin_function_or_method", *handlers]
+        assert said["fork"] == ["True 1 function", *handlers]
 
     any_stage.play(story)
 
