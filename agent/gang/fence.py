@@ -212,7 +212,7 @@ class Fence:
         self._problem = ""
 
     def problem(self) -> str:
-        """Why the table could not be written last, or ""."""
+        """Return why the table could not be written last, or ""."""
         return self._problem if self._on else ""
 
     async def begin(self, tasks: Mapping[TaskId, Fenced]) -> None:

@@ -75,7 +75,7 @@ class JobUserMonitor(Monitor):
         self.stir()
 
     def _checked(self) -> tuple[str, str]:
-        """Why every job would be refused, and why gangs have no fence, each or "". Blocks."""
+        """Return why every job would be refused and why gangs have no fence, each or "". Blocks."""
         no_fence = ""
         if self._config.fences and os.geteuid() == 0:
             no_fence = self._unfenced() or why_no_fence()

@@ -18,7 +18,7 @@ Rule = Literal["requests", "shares", "none"]
 """The value of `part_limits` in an agent's configuration."""
 
 SHIM_BYTES: Final = 64 << 20
-"""What the unit of a task has beyond the task's own limit. A task that needs too much then reaches
+"""Memory of a task's unit beyond the task's own limit. A task that needs too much then reaches
 its own limit first, and the shim lives to report it."""
 SHIM_TASKS: Final = 64
 

@@ -26,8 +26,10 @@ _NAME_BYTES_MAX: Final = 255
 _UNREAD: Final = "0" * 64
 _CHUNK_BYTES: Final = len(_UNREAD) + 3
 _ENTRY_BYTES: Final = 64
+_EMPTY_BYTES: Final = 64
 _ESCAPED_BYTES: Final = 6
-"""Bytes of a character in the encoding at most, of an entry without its texts, and of a chunk."""
+"""Bytes of a character in the encoding at most; above, of a manifest without entries, of an entry
+without its texts, and of a chunk."""
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -89,22 +91,21 @@ def encode(manifest: CodeManifest) -> bytes:
     )
 
 
-def encoded_size(
-    files: Sequence[tuple[str, int, bool]], links: Sequence[TreeLink], most: int
-) -> int:
-    """Return the size of a tree's manifest before any file is read, or less than `most` if it is
-    less than that: files are given with their sizes and whether they are executable."""
-    chunks = sum(-(-size // CHUNK_BYTES) for _, size, _ in files)
-    text = sum(len(path) for path, _, _ in files)
-    text += sum(len(link.path) + len(link.target) for link in links)
-    bound = text * _ESCAPED_BYTES + (len(files) + len(links)) * _ENTRY_BYTES + chunks * _CHUNK_BYTES
-    if bound < most:  # which costs nothing for the usual tree
-        return bound
-    named = [
+def encoded_size(files: Iterable[tuple[str, int, bool]], links: Sequence[TreeLink]) -> int:
+    """Return the size of a tree's manifest before any file is read: files are given with their
+    sizes and whether they are executable."""
+    named = (
         File(path, size, executable, (_UNREAD,) * -(-size // CHUNK_BYTES))
         for path, size, executable in files
-    ]
+    )
     return len(encode(CodeManifest(tuple(named), tuple(links))))
+
+
+def encoded_at_most(texts: int, entries: int, size: int) -> int:
+    """Return a size that the manifest of a tree does not exceed, for the characters of its paths
+    and targets, the number of its files and links, and the sum of the sizes of its files."""
+    chunks = entries + size // CHUNK_BYTES
+    return _EMPTY_BYTES + texts * _ESCAPED_BYTES + entries * _ENTRY_BYTES + chunks * _CHUNK_BYTES
 
 
 def digest(data: bytes | memoryview) -> str:

@@ -23,6 +23,7 @@ from muster.bundle.manifest import (
     check_names,
     digest,
     encode,
+    encoded_at_most,
     encoded_size,
     link_problem,
     path_problem,
@@ -105,11 +106,20 @@ def listing(folder: Path, *, bytes_max: int = 0, files_max: int = FILES_MAX) -> 
     if bytes_max and size > bytes_max:
         why = f"the code is {size} bytes, and at most {bytes_max} may travel with a job"
         raise too_large(why, found.sizes())
-    files = [(path, status.st_size, _is_executable(status)) for path, status in found.files]
-    if encoded_size(files, found.links, MANIFEST_BYTES_MAX) > MANIFEST_BYTES_MAX:
+    if _is_long(found, size):
         why = f"the list of its files is larger than {size_text(MANIFEST_BYTES_MAX)}"
         raise _too_many(found, f"{folder} cannot travel: {why}")
     return found
+
+
+def _is_long(found: Listing, size: int) -> bool:
+    """True if the manifest would be too large."""
+    texts = sum(len(path) for path, _ in found.files)
+    texts += sum(len(link.path) + len(link.target) for link in found.links)
+    if encoded_at_most(texts, len(found.files) + len(found.links), size) <= MANIFEST_BYTES_MAX:
+        return False  # as usual, at little cost
+    files = ((path, status.st_size, _is_executable(status)) for path, status in found.files)
+    return encoded_size(files, found.links) > MANIFEST_BYTES_MAX
 
 
 def scan(

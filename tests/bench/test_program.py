@@ -39,7 +39,7 @@ def test_sums_stay_exact() -> None:
 
 
 class Store:
-    """As much of a store as the ranks ask, for ranks that come one after the other."""
+    """The part of a store that the ranks use, for ranks that come one after the other."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

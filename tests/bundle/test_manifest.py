@@ -14,6 +14,7 @@ from muster.bundle.manifest import (
     decode,
     digest,
     encode,
+    encoded_at_most,
     encoded_size,
 )
 
@@ -149,6 +150,9 @@ def test_the_size_of_a_manifest_is_known_before_its_files_are_read() -> None:
     )
     files = [(each.path, each.size, each.executable) for each in tree.files]
     size = len(encode(tree))
-    assert encoded_size(files, tree.links, most=size) == size
-    # Less exact if it is far from the limit, and never less than it is.
-    assert size <= encoded_size(files, tree.links, most=1 << 30) < 1 << 12
+    assert encoded_size(files, tree.links) == size
+    worst = CodeManifest(tuple(File("\1" * n, 1, False, (digest(b"x"),)) for n in range(1, 50)))
+    for each in (tree, worst, CodeManifest()):
+        texts = sum(map(len, each.paths())) + sum(len(link.target) for link in each.links)
+        entries = len(each.files) + len(each.links)
+        assert len(encode(each)) <= encoded_at_most(texts, entries, each.size)

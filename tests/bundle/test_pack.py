@@ -3,7 +3,15 @@
 import pytest
 
 from muster.bundle.manifest import CHUNK_BYTES, digest
-from muster.bundle.pack import PACK_BYTES, PACK_CHUNKS, BadPackError, batches, pack, unpack
+from muster.bundle.pack import (
+    PACK_BYTES,
+    PACK_CHUNKS,
+    BadPackError,
+    PackBuffer,
+    batches,
+    pack,
+    unpack,
+)
 
 
 def test_there_and_back() -> None:
@@ -35,3 +43,42 @@ def test_batches_are_bounded() -> None:
     assert [len(each) for each in batches(sizes)] == [PACK_BYTES // CHUNK_BYTES] * 2 + [2]
     small = {digest(str(n).encode()): 1 for n in range(PACK_CHUNKS + 1)}
     assert [len(each) for each in batches(small)] == [PACK_CHUNKS, 1]
+
+
+def put(buffer: PackBuffer, data: bytes) -> str:
+    """Add a chunk as a reader does, and return its name."""
+    name = digest(data)
+    buffer.space(len(data))[:] = data
+    buffer.add(name, len(data))
+    return name
+
+
+def test_a_pack_is_made_in_memory_that_is_used_again() -> None:
+    buffer = PackBuffer()
+    for data in (b"a" * 1000, b"b"):
+        first, second, again = put(buffer, data), put(buffer, b"c" * 10), put(buffer, data)
+        assert first == again
+        assert buffer.chunks == {first: len(data), second: 10}
+        whole = {name: bytes(content) for name, content in unpack(buffer.pack([first, second]))}
+        assert whole == {first: data, second: b"c" * 10}
+        assert [name for name, _ in unpack(buffer.pack([second]))] == [second]
+        assert bytes(buffer.pack([])) == b""
+        buffer.clear()
+        assert buffer.chunks == {}
+
+
+def test_a_pack_in_the_making_is_bounded() -> None:
+    buffer = PackBuffer()
+    assert buffer.has_room(CHUNK_BYTES)
+    for number in range(PACK_BYTES // CHUNK_BYTES):
+        assert buffer.has_room(CHUNK_BYTES)
+        put(buffer, bytes([number]) * CHUNK_BYTES)
+    assert not buffer.has_room(1)
+    # What is read next, before the pack is sent, has its place as well.
+    assert len(buffer.space(CHUNK_BYTES)) == CHUNK_BYTES
+    buffer.clear()
+    for number in range(PACK_CHUNKS):
+        assert buffer.has_room(1)
+        buffer.add(f"{number:064x}", 1)
+    assert not buffer.has_room(1)
+    assert len(buffer.space(CHUNK_BYTES)) == CHUNK_BYTES

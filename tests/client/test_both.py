@@ -169,7 +169,7 @@ def test_a_client_serves_several_event_loops() -> None:
 def test_bare_names_of_variables_take_the_callers_values(
     make: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a job file: only those, and one that is not set is for the coordinator to refuse."""
+    """Pass only those, like a job file; the coordinator refuses one that is not set."""
     monkeypatch.setenv("HF_HOME", "/data/hf")
     monkeypatch.delenv("NOT_SET", raising=False)
     with running() as fake:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
 
 from examples.local_cluster import MUSTER
+from muster.client import enrolment
+from muster.http.enrolment import JoinSecretRequest
+from tests.cluster.enrolment import Site
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
 from tests.cluster.test_wrong_clock import restart
 
 
@@ -71,6 +74,19 @@ def test_a_secret_that_was_made_before_lets_nobody_in_unseen(site: Site) -> None
     assert "it waits for an operator" in site.join("gpu-03", earlier).stdout
     # The machine that was in before repeats its line.
     assert "it waits" not in site.join("gpu-02", earlier).stdout
+
+
+def test_a_secret_is_for_one_node_and_one_hour_if_nothing_else_is_asked(site: Site) -> None:
+    before = datetime.now(UTC)
+    made = site.client().call(enrolment.create_join_secret(JoinSecretRequest())).secret
+    assert (made.uses, made.names, made.pool) == (1, "*", "")
+    assert before <= made.expires - timedelta(hours=1) <= datetime.now(UTC)
+    words = ("--uses", "3", "--names", "cpu-*", "--pool", "lab", "--expires", "8h")
+    before = datetime.now(UTC)
+    name = site.secret(*words).rpartition(".")[2].partition("-")[0]
+    known = {each.id: each for each in site.client().call(enrolment.enrolment()).secrets}
+    assert (known[name].uses, known[name].names, known[name].pool) == (3, "cpu-*", "lab")
+    assert before <= known[name].expires - timedelta(hours=8) <= datetime.now(UTC)
 
 
 def test_labels_of_the_line_are_the_nodes_and_others_stay(site: Site) -> None:

@@ -138,7 +138,7 @@ def truncate(cluster: ProxiedCluster) -> None:
 
 
 def stall(cluster: ProxiedCluster) -> None:
-    """As when segments are lost and sent again, for less than two heartbeats."""
+    """Lose segments that are sent again, for less than two heartbeats."""
     was, proxy = control(cluster), cluster.proxies[NODE]
     moved = was.up.moved
     loss = Way(stalls=0.05, stall_s=0.5)

@@ -9,8 +9,8 @@ import pytest
 
 from muster.daemon.certificates import CA_DAYS, Authority, server_certificate
 from muster.daemon.clock import SystemClock
+from tests.cluster.enrolment import Site
 from tests.cluster.jobs import until
-from tests.cluster.test_join import Site
 from tests.cluster.test_wrong_clock import AHEAD, restart
 
 DAY_S = 86400.0

@@ -218,7 +218,7 @@ def test_the_mode_of_the_hosts_file_may_be_off(tmp_path: Path, mode: str) -> Non
 
 
 def test_pool_defaults_are_as_written_as_in_a_job_file(tmp_path: Path) -> None:
-    """As plain YAML, `1.10` and `010` would become 1.1 and 8, and `off` a boolean."""
+    """Plain YAML would make 1.1 and 8 of `1.10` and `010`, and a boolean of `off`."""
     words = "{rdma: off, priority: 60, env: {A: 010, B: 1.10, C: yes, D: 12:30:00, E: 2026-01-31}}"
     file = tmp_path / "coordinator.yaml"
     file.write_text(f"pools: {{big: {{defaults: &all {words}}}, small: {{defaults: *all}}}}\n")

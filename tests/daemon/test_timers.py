@@ -72,7 +72,7 @@ async def test_moving_one_for_ever_does_not_fill_memory() -> None:
 
 
 async def test_an_alarm_that_leads_to_nothing_rings_again() -> None:
-    """As one that rings while the owner of the state is not there to fire the timers."""
+    """Such a one rings while the owner of the state is not there to fire the timers."""
 
     rings, again = 0, asyncio.Event()
 

@@ -42,7 +42,7 @@ LOCAL_ONLY: tuple[Row, ...] = ((LOCAL, V1), (LOCAL, V2))
 
 
 def table(rows: tuple[Row, ...]) -> tuple[Gid, ...]:
-    """As a probe has it: without the empty entries."""
+    """A table of a probe: without the empty entries."""
     return tuple(
         Gid(index, gid, kind)
         for index, (gid, kind) in enumerate(rows)

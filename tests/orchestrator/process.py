@@ -62,6 +62,7 @@ class CoordinatorProcess:
         }
         self._process: subprocess.Popen[str] | None = None
         self.log: list[dict[str, Any]] = []
+        self._more = threading.Condition()
 
     @property
     def url(self) -> str:
@@ -96,7 +97,15 @@ class CoordinatorProcess:
         return self._end(signal.SIGTERM)
 
     def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the lines of an event that have arrived by now, which may lack the latest."""
         return [line for line in self.log if line.get("event") == name]
+
+    def logged(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for `count` lines of an event, and return all that have arrived. They come by a pipe
+        and a thread, so a test may see the effect of an event first."""
+        with self._more:
+            self._more.wait_for(lambda: len(self.events(name)) >= count, DEADLINE_S)
+            return self.events(name)
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +136,9 @@ class CoordinatorProcess:
                 event = json.loads(line)
             except ValueError:
                 event = {"event": "text", "text": line}
-            self.log.append(event)
+            with self._more:
+                self.log.append(event)
+                self._more.notify_all()
             if event.get("event") == "serving":
                 self.port = int(event["address"].rpartition(":")[2])
                 serving.set()

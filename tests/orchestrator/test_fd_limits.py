@@ -105,7 +105,7 @@ def test_streams_leave_the_last_descriptors_to_agents_and_short_requests(
         asyncio.run(main())
         for failure in ("coordinator_failed", "task_failed", "request_failed"):
             assert process.events(failure) == []
-        assert process.events("descriptors_short")
+        assert process.logged("descriptors_short")
 
 
 async def crowd(process: CoordinatorProcess, agent: FakeAgent) -> None:

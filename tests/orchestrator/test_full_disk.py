@@ -70,8 +70,8 @@ async def test_a_full_disk_takes_no_job_and_loses_none(
         filler.unlink()
         (disk / "other").unlink()
         await until(user, 201)
-    assert [line["level"] for line in full.events("disk_full")] == ["error"]
-    assert full.events("disk_has_room")
+    assert [line["level"] for line in full.logged("disk_full")] == ["error"]
+    assert full.logged("disk_has_room")
     full.kill()
     full.start()
     async with user_of(full) as user:

@@ -88,8 +88,8 @@ def test_a_hung_log_disk_holds_up_log_streams_only(tmp_path: Path) -> None:
             for rank in range(2):
                 lines = await user.logs(1, f"rank={rank}")
                 assert "".join(line.get("data", "") for line in lines).encode() == TEXT
-        assert len(coordinator.events("log_disk_unanswered")) == 1
-        assert len(coordinator.events("log_disk_answers")) == 1
+        assert len(coordinator.logged("log_disk_unanswered")) == 1
+        assert len(coordinator.logged("log_disk_answers")) == 1
 
     with disk_that_freezes(tmp_path / "disk", 16 << 20) as disk:
         logs = {"dir": str(disk / "logs"), "free_bytes_min": 0}

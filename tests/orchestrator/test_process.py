@@ -181,7 +181,7 @@ def test_stopping_lets_everybody_go_and_leaves_the_job_alone(
 
 
 def write_certificate(folder: Path, authority: trustme.CA) -> dict[str, str]:
-    """As tools that renew do: one file after the other, each in the place of the old one."""
+    """Renew like the tools: one file after the other, each in the place of the old one."""
     issued = authority.issue_cert("127.0.0.1")
     chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
     for name, text in (("cert.pem", chain), ("key.pem", issued.private_key_pem.bytes())):
@@ -250,26 +250,26 @@ def test_the_tokens_file_is_imported_once(tmp_path: Path) -> None:
     process = CoordinatorProcess(tmp_path)
     tokens = tmp_path / "tokens"
     with process.start():
-        assert process.events("TokensImported")
+        assert process.logged("TokensImported")
         bob = add_token(process, "bob")
         assert process.terminate() == 0
         text = tokens.read_text()
         tokens.write_text('{"tokens": []}')
         process.log.clear()
         process.start()
-        (warning,) = process.events("tokens_file_not_read")
+        (warning,) = process.logged("tokens_file_not_read")
         assert "muster user" in warning["why"]
         assert whoami(process, process.admin) == "admin-user"
         assert process.terminate() == 0
         tokens.write_text(f"# a comment\n{text}")
         process.log.clear()
         process.start()
-        assert not process.events("tokens_file_not_read")
+        assert process.events("tokens_file_not_read") == []
         process.kill()
         tokens.unlink()
         process.start()
         assert whoami(process, bob) == "bob"
-    assert not process.events("tokens_file_not_read")
+    assert process.events("tokens_file_not_read") == []
 
 
 def test_an_admin_is_made_without_a_token(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 FIRST_SHARED: Final = 300
-"""From this seed on agents tell their GPUs apart, so that jobs share nodes. Those before stay the
+"""From this seed on, agents distinguish their GPUs, so that jobs share nodes. Those before stay the
 runs that they were."""
 
 LOOK_EVERY_S: Final = 60.0

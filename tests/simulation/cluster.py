@@ -46,7 +46,7 @@ SETTLE_S = 600.0
 """And so long after the last job, and after the kernel has let go of the last process, nothing at
 all is left of any."""
 LIMIT_SLACK_S = 150.0
-"""Of a time limit: a launcher may listen late, and each start has its own timeout."""
+"""The slack of a time limit: a launcher may listen late, and each start has its own timeout."""
 
 
 class Cluster:

@@ -31,7 +31,7 @@ WINDOWS: Final[tuple[type[f.Fact], ...]] = (sf.NodeDrained, sf.NodeResumed, sf.D
 _DEADLINES_S: Final = (None, None, 0.0, 2.0, 30.0, 300.0)
 _DECLINED: Final = frozenset({"check_failed", "unknown_node"})
 _SLACK_S: Final = 900.0
-"""Of a deadline in peace: the coordinator may be down for twice a lease, more than once."""
+"""The slack of a deadline in peace: the coordinator may be down for twice a lease, repeatedly."""
 
 
 def quarantine_of(seed: int) -> Quarantine:

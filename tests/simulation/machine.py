@@ -87,7 +87,7 @@ class Machine:
         return with_devices(seen, self.devices()) if seen.devices else seen
 
     def devices(self) -> tuple[GpuDevice, ...]:
-        """As a look at them finds them now."""
+        """Return what a look at them finds now."""
         return tuple(
             msgspec.structs.replace(gpu, fault="does not answer")
             if gpu.uuid in self.broken

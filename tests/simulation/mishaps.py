@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
 
 CLUMSY: Final = range(950, FIRST_STUCK)
-"""These. All others stay the runs that they were."""
+"""Seeds with mishaps. All others stay the runs that they were."""
 
 _EVERY_S: Final = 10.0
 _SLOW_S: Final = (20.0, 110.0)

@@ -172,7 +172,7 @@ class Node:
         self._store_records()
 
     def _feed_to_die(self, state: State, received: s.Input) -> None:
-        """As a turn, step by step: it may die at each of them."""
+        """Do a turn step by step: the agent may die at each of them."""
         now = self._now()
         decision = decide(state, received, now)
         effects = list(decision.effects)

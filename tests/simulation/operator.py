@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S: Final = 25.0
 _LAZY: Final = 0.8
-"""How often the operator does not look, while there is trouble."""
+"""The share of looks that the operator leaves out, while there is trouble."""
 
 
 class Operator:

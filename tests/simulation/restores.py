@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RESTORED: Final = range(-100, 0)
 REBOOTED: Final = range(-600, -500)
-"""As RESTORED, and nodes are rebooted between the backup and the restore. No command reaches them
+"""Seeds of RESTORED whose nodes are rebooted before the restore. No command reaches them
 for a while after it, although they say hello. Gangs vouch in some of these runs."""
 LEFT_OUT: Final = 1000
 JOBS_LEFT_OUT: Final = 1000

@@ -27,7 +27,7 @@ LEFTOVER_GRACE_S = 2.0
 STUCK_S = 60.0
 HELD_S = 900.0
 FIRST_STUCK = 1200
-"""From this seed on shims tell of processes that SIGKILL does not end, and some of those are held
+"""From this seed on, shims report processes that SIGKILL does not end, and some of those are held
 for long. Those before stay the runs that they were."""
 BEFORE_GATE = (P.NEW, P.PREPARING, P.PREPARED)
 ENDED = (P.CLEANED, P.REFUSED)

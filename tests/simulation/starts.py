@@ -102,6 +102,8 @@ class Starts:
                 self.happened[M.UNREACHABLE, node] = now
             case sf.NodeDrained(node):
                 self.happened[M.DRAIN, node] = self.happened[M.QUARANTINE, node] = now
+            case sf.NodeResumed(node):
+                self.happened[M.RESUME, node] = now
             case cf.NodeRegistered(node) | lf.NodeDescribed(node):
                 self.happened[M.NODE_CHANGED, node] = now
             case cf.EpochStarted():

@@ -21,7 +21,7 @@ FIRST_STEERED: Final = 200
 """From this seed on. Those before stay the runs that they were."""
 
 WINDOWS: Final[tuple[type[f.Fact], ...]] = (f.JobHeld, f.JobChanged, f.SignalRequested)
-"""As those of the faults: moments in which nothing must be half done."""
+"""Moments in which nothing must be half done, like those of the faults."""
 
 _WRONG_STATE: Final = frozenset(
     {"already_ended", "not_waiting", "not_held", "not_running", "limit_over"}

@@ -20,7 +20,7 @@ from tests.simulation.shim import FIRST_STUCK, Shim
 from tests.simulation.world import World
 
 _WAITS_S: Final = 400.0
-"""In peace: the coordinator may be down for twice a lease, and hears of it once more then."""
+"""The slack in peace: the coordinator may be down for twice a lease, and learns of it once more."""
 _EVERY_S: Final = 20.0
 
 

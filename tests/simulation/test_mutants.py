@@ -21,19 +21,19 @@ SEEDS = range(40)
 `python -m tests.simulation.mutants` finds new ones."""
 
 VARIED = range(FIRST_VARIED, FIRST_VARIED + 40)
-"""As SEEDS, for bugs that need a gang of another kind."""
+"""Seeds for bugs that need a gang of another kind."""
 
 STEERED = range(FIRST_STEERED, FIRST_STEERED + 40)
-"""As SEEDS, for bugs that need users who change their minds."""
+"""Seeds for bugs that need users who change their minds."""
 
 DRAINED = range(FIRST_DRAINED, FIRST_DRAINED + 40)
-"""As SEEDS, for bugs that need operators."""
+"""Seeds for bugs that need operators."""
 
 SHARED = range(FIRST_SHARED, FIRST_SHARED + 40)
-"""As SEEDS, for bugs that need jobs that share nodes."""
+"""Seeds for bugs that need jobs that share nodes."""
 
 RAILED = range(FIRST_RAILED, FIRST_RAILED + 40)
-"""As SEEDS, for bugs that need machines with HCAs."""
+"""Seeds for bugs that need machines with HCAs."""
 
 
 @pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)

@@ -15,7 +15,14 @@ TROUBLE_S = 40.0
 """Most promises are made and moved in the first minute."""
 BLOCK = 50
 WORLDS = range(2000, 2500)
-FORMERLY_BROKEN = ((10132, 100.0), (10155, 100.0), (10337, 100.0), (10363, 100.0))
+FORMERLY_BROKEN = (
+    (10132, 100.0),
+    (10155, 100.0),
+    (10264, 40.0),
+    (10337, 100.0),
+    (10348, 40.0),
+    (10363, 100.0),
+)
 """Seeds and seconds of trouble that found bugs of the plan or of the checkers."""
 
 

@@ -38,7 +38,7 @@ STEPS_LEAST = 2_000_000
 ORDINARY_STEPS_LEAST = 1_900_000
 
 LEAST = 100
-"""How often at least each kind of fault is met in all blocks."""
+"""The least number of each kind of fault that all blocks meet."""
 # Besides the kinds of the swarm: what has to happen. What faults lead to may be rarer.
 WANTED = {
     "frame_lost": LEAST,

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 VOUCHING: Final = range(-500, -100)
 ELASTIC: Final = range(-700, -600)
-"""As VOUCHING, but without restores, and some of the gangs are elastic."""
+"""Seeds like VOUCHING without restores; some of the gangs are elastic."""
 REBOOTED_GANGS: Final = range(-600, -500, 4)
-"""As VOUCHING, with one scene: a node of a gang is rebooted between a backup and its restore."""
+"""Seeds like VOUCHING with one scene: a node of a gang is rebooted between backup and restore."""
 DRIFT: Final = 0.02
 LEASES_S: Final = (20.0, 30.0, 60.0)
 _SPLIT_EVERY_S: Final = 120.0

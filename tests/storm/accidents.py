@@ -24,7 +24,7 @@ from tests.storm.lies import interpreter
 
 AHEAD = Path(__file__).with_name("ahead")
 DAY_S = 86400.0
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 EVERY_S = 0.05
 _NO_SUCH_JOB = 404
 _SQUATTER = Path(__file__).with_name("squatter.py")
@@ -37,7 +37,7 @@ def lose_database(folder: Path) -> None:
 
 
 def empty_database(folder: Path) -> None:
-    """As a repair of the file system may leave it."""
+    """Empty the database, which a repair of the file system may do."""
     (folder / "journal.sqlite").write_bytes(b"")
 
 

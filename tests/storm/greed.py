@@ -48,7 +48,7 @@ def cancels(cluster: NamespaceCluster, jobs: list[int]) -> None:
 
 
 def big_specs(cluster: NamespaceCluster, number: int) -> None:
-    """As large as a body may be, larger, and deeper."""
+    """Send specs of the largest body, larger ones, and deeper ones."""
     client = cluster.client()
     plain = {"name": "big", "launcher": "none", "run": ["true"]}
     for size in (100, 400, 4000):

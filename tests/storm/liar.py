@@ -43,15 +43,15 @@ class Liar:
         self.channel.send(packet)
 
     def begin(self) -> None:
-        """As a launcher that does not lie: up to the point at which its job runs."""
+        """Begin like a launcher that does not lie, up to the point at which its job runs."""
         self.say({"t": "hello", "versions": {}})
         _, fds, _, _ = socket.recv_fds(self.channel, PACKET_BYTES_MAX, 1)
         with open(fds[0], "rb") as file:
             env = json.load(file)["env"]
         self.folder = env.get("MUSTER_SCRATCH", "")
         self.say({"t": "running"})
-        # An answer comes in a millisecond, or it does not come.
-        self.channel.settimeout(2.0)
+        # An answer comes in a millisecond on a machine that is not busy.
+        self.channel.settimeout(20.0)
 
     def ask(self, rank: int, local_rank: int) -> bool:
         """Ask for the files of a rank; whether there were any. Local rank 0 begins a new round."""
@@ -130,7 +130,7 @@ def garbage(liar: Liar) -> None:
 
 
 def huge(liar: Liar) -> None:
-    """As much as a packet holds, in every field that holds text."""
+    """Fill every field that holds text with as much as a packet holds."""
     text = "x\u2028" * 8000
     liar.say({"t": "hello", "versions": {f"{n}": "y" * 50 for n in range(500)} | {"torch": text}})
     liar.begin()

@@ -17,7 +17,7 @@ FLOODS = {
     "sparse": "truncate -s 100G /proc/self/fd/1; sleep 600",
     "flood": "yes 'a line of a job that writes without end'",
 }
-"""What fills the store of the logs, at the cost of its own disk and without."""
+"""Programs that fill the store of the logs, at the cost of their own disk and without."""
 KINDS = (*LIES, *FLOODS)
 _NOBODY = 65534
 

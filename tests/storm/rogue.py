@@ -60,7 +60,7 @@ from muster.protocol.link.sequencing import Link
 from muster.protocol.outcome import ExitStatus
 from muster.protocol.states import TaskState
 
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 STREAMS = 20_000
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ from tests.storm.storm import Storm
 
 SECONDS = 600.0
 SEED = 11
-"""Which faults, and when: what failed can be begun again. `./dev storm` takes others."""
+"""The seed of the faults and their times, to repeat a failure. `./dev storm` takes others."""
 
 
 @pytest.mark.root

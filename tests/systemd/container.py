@@ -32,7 +32,7 @@ PACKAGES: Final = "systemd,systemd-sysv,python3"
 # For docs/how-to/install.md, for the fence, and a system bus, by which users could see each other.
 # All files that need more than PACKAGES use this tree: making one takes minutes.
 WHOLE: Final = ("python3-venv", "curl", "dbus", "nftables")
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 # Other files have their containers meanwhile, or another test run has. The wait counts in no test's
 # time limit (func_only).
 LOCK_S: Final = 1800.0
@@ -295,8 +295,8 @@ def wait_booted(process: subprocess.Popen[bytes], console: Path) -> Container:
     return container
 
 
-def wait_long(reached: Callable[[], bool], what: str) -> None:
-    """As `until`, for what asks another program each time."""
+def wait_long(reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait as `until` does, for what asks another program each time."""
 
     def look() -> bool:
         if reached():
@@ -304,7 +304,7 @@ def wait_long(reached: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
         return False
 
-    until(look, what)
+    until(look, what, patience_s)
 
 
 def _systemd_below(pid: int) -> list[int]:

@@ -148,4 +148,4 @@ def _namespace(name: str) -> str:
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, timeout=30)
+    subprocess.run(["ip", *words], check=True, timeout=300)

@@ -137,7 +137,7 @@ class Machine:
         self.run("touch", f"/tmp/{name}.go")
 
     def wait(self, job: str) -> int:
-        return self.muster("wait", "--timeout", "60s", job, check=False).returncode
+        return self.muster("wait", "--timeout", "300s", job, check=False).returncode
 
     def show(self, unit: str, name: str) -> str:
         return self.said("systemctl", "show", f"--property={name}", "--value", unit)

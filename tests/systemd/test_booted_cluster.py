@@ -65,6 +65,10 @@ else:
     "model/layers.py": "def step(x):\n    return 10 * x\n",
 }
 CERTIFICATE = "/var/lib/muster/agent/node.pem"
+CONFIG = "/etc/muster/coordinator.yaml"
+# No node is away for as long, however busy this machine is.
+LONG_S = 36_000
+TWICE = "renewed twice"
 # pip looks in a folder, as there is no internet in the machines.
 PIP = "export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels"
 
@@ -89,7 +93,7 @@ class Site:
         return install_line(self.muster("token create --join"))
 
     def links(self) -> dict[str, str]:
-        nodes = json.loads(self.muster("nodes --json"))["nodes"]
+        nodes = json.loads(self.head.sh("muster nodes --json").stdout)["nodes"]
         return {node["name"]: str(node["link"]).lower() for node in nodes}
 
     def state(self, node: str) -> str:
@@ -114,7 +118,17 @@ class Site:
         return self.head.sh(command).stdout.strip()
 
     def ended(self, job: str) -> int:
-        return self.head.sh(f"muster wait --timeout 60s {job}", False).returncode
+        return self.head.sh(f"muster wait --timeout 300s {job}", False).returncode
+
+    def lifetime(self, seconds: int, *nodes: str) -> None:
+        """Let certificates be good for so long, and these nodes join again for such a one."""
+        change = f's/"certificate_s": [0-9]*/"certificate_s": {seconds}/'
+        self.head.sh(f"sed -i '{change}' {CONFIG} && systemctl restart muster-coordinator")
+        for node in nodes:
+            before = self.certificate(node)
+            self.machines[node].sh(self.line())
+            assert self.certificate(node) != before
+            self.connected(node)
 
 
 def install_line(printed: str) -> str:
@@ -134,7 +148,7 @@ def commands(words: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A coordinator and three nodes from nothing. The certificates are good for 60 s."""
+    """A coordinator and three nodes from nothing. The certificates are good for `LONG_S`."""
     folder = tmp_path_factory.mktemp("cluster")
     for each in (folder, *folder.parents[:2]):
         each.chmod(0o755)
@@ -159,9 +173,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             site.head.sh(f"set -e; {PIP}\n{install}")
             site.printed = site.head.sh(f"{PIP}; {commands(UP)}").stdout
             # The one line that differs from any other cluster, so that renewals can be seen.
-            file = "/etc/muster/coordinator.yaml"
-            short = """s/^join: {/join: {"certificate_s": 60, /"""
-            site.head.sh(f"sed -i '{short}' {file} && systemctl restart muster-coordinator")
+            lifetime = f"""s/^join: {{/join: {{"certificate_s": {LONG_S}, /"""
+            site.head.sh(f"sed -i '{lifetime}' {CONFIG} && systemctl restart muster-coordinator")
             for node in NODES:
                 line = install_line(site.printed) if node == NODES[0] else site.line()
                 began = time.monotonic()
@@ -181,9 +194,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_the_printed_lines_make_a_cluster(site: Site) -> None:
     for node in NODES:
         site.connected(node)
-        assert re.search(rf"{node} connected .*\bfree\b", site.state(node)), site.state(node)
+        free = re.compile(rf"{node} connected .*\bfree\b")
+        wait_long(lambda: free.search(site.state(node)) is not None, f"{node} is free")  # noqa: B023
         job = site.submit(node, "id -un; hostname")
         assert site.ended(job) == 0
+        wait_long(lambda: site.head.sh(f"muster logs {job}", False).returncode == 0, "the log")  # noqa: B023
         assert site.muster(f"logs {job}").split()[:2] == [USER, node]
     assert "Traceback" not in site.head.sh("journalctl --no-pager -u muster-coordinator").stdout
 
@@ -252,11 +267,13 @@ def test_settings_of_agents_change_with_a_reload(site: Site) -> None:
 
 def test_certificates_are_renewed_while_a_job_runs(site: Site) -> None:
     job = site.submit("gpu-02", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
+    site.lifetime(90, *NODES)
     before = {node: site.certificate(node) for node in NODES}
     for node in NODES:
         wait_long(lambda node=node: site.certificate(node) != before[node], f"{node} renews")  # type: ignore[misc]
     for node in NODES:
         site.connected(node)
+    site.lifetime(LONG_S, *NODES)
     site.machines["gpu-02"].sh("touch /tmp/go")
     assert site.ended(job) == 0
 
@@ -284,19 +301,22 @@ def test_a_stolen_certificate_ends_with_the_next_renewal(site: Site) -> None:
     thief.sh("systemctl stop muster-agent")
     site.muster("node accept gpu-02 --reject")
     # A new one, so that the copy is not replaced at once.
-    before = site.certificate("gpu-02")
-    wait_long(lambda: site.certificate("gpu-02") != before, "the node has a new certificate")
-    site.connected("gpu-02")
+    site.lifetime(120, "gpu-02")
     text = node.sh(f"cat {CERTIFICATE}").stdout
     thief.sh(f"printf '%s' '{text}' > {CERTIFICATE}")
     thief.sh("systemctl start muster-agent")
     # The node is connected, so its copy is refused, and the operator sees that.
-    wait_long(lambda: address(4) in site.state("gpu-02"), "the other agent is shown")
-    site.connected("gpu-02")
+    # On a busy machine, both may have renewed by then.
+    wait_long(
+        lambda: any(it in site.state("gpu-02") for it in (address(4), TWICE)),
+        "the other agent is shown",
+    )
+    assert site.links()["gpu-02"] == "connected" or TWICE in site.state("gpu-02")
     # Both renew, and either can be the first: neither is accepted from then on.
-    wait_long(lambda: "renewed twice" in site.state("gpu-02"), "the copy is seen")
+    wait_long(lambda: TWICE in site.state("gpu-02"), "the copy is seen")
     site.cut("gpu-02")
     thief.sh("systemctl stop muster-agent")
+    site.lifetime(LONG_S)
     node.sh(site.line())
     site.muster("node accept gpu-02")
     site.connected("gpu-02")
@@ -321,11 +341,16 @@ def test_a_cluster_without_a_start_can_be_started_later(site: Site) -> None:
     laptop = site.laptop
     upgrade = re.search(r"^upgrades, on each: +(.*)$", site.printed, re.MULTILINE)
     assert upgrade is not None, site.printed
-    laptop.sh(upgrade[1])
     up = "muster up --run-as trainer --python /opt/training --no-wheels"
-    laptop.sh(f"{up} --no-start")
-    laptop.sh("! getent passwd muster")
-    laptop.sh(up)
-    assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
-    assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
-    assert laptop.sh("muster nodes").returncode == 0
+    try:
+        laptop.sh(upgrade[1])
+        laptop.sh(f"{up} --no-start")
+        laptop.sh("! getent passwd muster")
+        laptop.sh(up)
+        assert laptop.sh("stat -c %U /etc/muster/server-key.pem").stdout.strip() == "muster"
+        assert laptop.sh("systemctl is-active muster-coordinator").stdout.strip() == "active"
+        assert laptop.sh("muster nodes").returncode == 0
+    finally:
+        # The laptop of the other test has no Muster.
+        laptop.sh("systemctl disable --now muster-coordinator", False)
+        laptop.sh("rm -rf /usr/local/bin/muster /opt/muster /etc/muster .config/muster", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from tests.cluster.apart import (
     write_training,
 )
 from tests.cluster.cards import plant
-from tests.cluster.jobs import until
 from tests.systemd.container import WHOLE, Container, booted, wait_long
 from tests.systemd.test_booted import USER, Machine, documented
 
@@ -75,10 +75,15 @@ def test_two_users_train_at_once_and_find_nothing_of_each_other(machine: Machine
         write_training(inside(place, folder), user, resources={"gpu": 2})
         submit = (MUSTER, "submit", "-f", f"{folder}/job.yaml")
         jobs[user] = machine.said("env", f"MUSTER_TOKEN={token}", *submit)
-    for user in UIDS:
-        for rank in (0, 1):
-            file = inside(place, f"{HOMES}/{user}/checkpoints/of-{rank}.pt")
-            until(file.exists, f"rank {rank} of {user} trains", PATIENCE_S)
+    for user, job in jobs.items():
+        files = [inside(place, f"{HOMES}/{user}/checkpoints/of-{rank}.pt") for rank in (0, 1)]
+
+        def trains(files: list[Path] = files, job: str = job) -> bool:
+            shown = json.loads(machine.muster("show", "--json", job).stdout)
+            assert shown["ended_at"] is None, shown
+            return all(file.exists() for file in files)
+
+        wait_long(trains, f"job {job} of {user} trains", PATIENCE_S)
     units = {user: f"muster-task-{job}-1-0.service" for user, job in jobs.items()}
     assert sorted(machine.units()) == sorted(units.values())
     properties = machine.said("systemctl", "show", "--all", *units.values())

@@ -72,3 +72,10 @@ def test_pip_finds_nothing_missing_and_nothing_that_is_not_as_locked() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Would install" not in done.stdout
+
+
+def test_the_set_up_installs_what_is_locked_by_its_hashes() -> None:
+    installs = re.findall(r"^.*pip_install .*$", (TREE / "dev").read_text("utf-8"), re.MULTILINE)
+    locked = [line for line in installs if " -r " in line]
+    assert locked
+    assert all("--require-hashes" in line for line in locked), locked

@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Final
 
-libc: Final = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)

@@ -45,7 +45,7 @@ _TOO_MUCH: Final = "too_much_code"
 _DAMAGED: Final = "bad_content"
 _CONTENT_MISSING: Final = "content_missing"
 _SENDERS: Final = 2
-"""As many as the coordinator reads of one user at a time."""
+"""The number that the coordinator reads of one user at a time."""
 
 
 def ship(client: Client, job: JobInput, folder: Path) -> JobInput:

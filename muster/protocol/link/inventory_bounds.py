@@ -11,7 +11,7 @@ from muster.protocol.observations.fabric import NodeRdma
 from muster.protocol.text import count
 
 INVENTORY_BYTES_MAX: Final = 64 << 10
-"""Of the whole inventory as JSON. 16 GPUs, 12 HCAs with 16 addresses each and 256 short labels need
+"""The whole inventory as JSON. 16 GPUs, 12 HCAs with 16 addresses each and 256 short labels need
 a third of it."""
 LABELS_MAX: Final = 256
 LABEL_CHARS_MAX: Final = 256

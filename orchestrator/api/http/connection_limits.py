@@ -36,7 +36,7 @@ KEEPALIVE_S: Final = 75.0
 HEADERS_MAX: Final = 64
 LINE_BYTES_MAX: Final = 8190
 HEAD_BYTES_MAX: Final = 32 << 10
-"""Of a whole head; `muster` sends less than 1 KiB. An incomplete one is kept in memory."""
+"""The bound of a whole head; `muster` sends less than 1 KiB. A part of one is kept in memory."""
 ANSWERS_PER_TOKEN_BYTES_MAX: Final = 16 << 20
 ANSWERS_BYTES_MAX: Final = 128 << 20
 _LOG_EVERY_S: Final = 60.0

@@ -57,6 +57,7 @@ class MoveCause(enum.Enum):
     UNREACHABLE = "unreachable"
     DRAIN = "drain"
     QUARANTINE = "quarantine"
+    RESUME = "resume"
     NODE_CHANGED = "node_changed"
     RETRY = "retry"
     PRIORITY = "priority"
@@ -74,6 +75,7 @@ MOVED_BY: Final[dict[MoveCause, str]] = {
     MoveCause.UNREACHABLE: "{node} became unreachable",
     MoveCause.DRAIN: "{node} was drained",
     MoveCause.QUARANTINE: "{node} was quarantined",
+    MoveCause.RESUME: "{node} was resumed before its jobs had to end",
     MoveCause.NODE_CHANGED: "{node} changed",
     MoveCause.RETRY: "job {job} is retried",
     MoveCause.PRIORITY: "job {job} has a higher priority",

@@ -35,7 +35,7 @@ from orchestrator.core.scheduling.planned_ends import LATER_S
 from orchestrator.core.scheduling.planner import Planner, queues_of
 from orchestrator.core.scheduling.restore_hold import is_held, unknown_tasks
 
-WORK_MAX: Final = 4_000
+WORK_MAX: Final = 2_000
 """The work of one pass, in about microseconds. The next pass goes on where it has stopped."""
 CHANGED_MAX: Final = 64
 """Number of changed nodes up to which it is worth it to look for jobs that they do not concern."""
@@ -137,7 +137,10 @@ class _Pass(Planner):
                 changed.update(booking.nodes)
         if any(seen[name][0].shared_host for name in changed - gone):
             return set(seen)  # agents of one machine hold each other's GPUs
-        self.profile.memo = plan.memo.without(changed, described=bool(described))
+        drained = described or any(plan.seen[name][1:2] != seen[name][1:2] for name in changed)
+        self.profile.memo = plan.memo.without(
+            changed, described=bool(described), drained=bool(drained)
+        )
         if plan.next_job is None:
             # Else the jobs before that one wait for the next event, so that a pass comes to an end.
             changed |= plan.touched
@@ -298,7 +301,8 @@ class _Pass(Planner):
         self._judge_promises(placed)
         kept = self.events[-EVENTS_KEPT:] if self.stopped_at is not None else []
         for node in profile.forget_held():
-            del self.seen[node]
+            # They have changed, but still fit the same jobs and are as much in service.
+            self.seen[node] = self.seen[node][:2]
         made = QueuePlan(
             dict(bookings),
             dict(self.promises),
@@ -352,6 +356,11 @@ class _Pass(Planner):
                     moved = StartMoved(name, None, event)
                 self.facts.append(moved)
 
+    def _has_moved_later(self, name: JobId) -> bool:
+        """True if the job starts later than planned by the last pass, on which no fact reports."""
+        old, new = self.state.plan.bookings.get(name), self.profile.bookings.get(name)
+        return old is not None and (new is None or new.start > old.start + LATER_S)
+
     def _wakes_at(self, placed: AbstractSet[JobId]) -> float | None:
         """The time of the next pass if nothing happens: a promise or an end is due, or it goes on.
 
@@ -359,6 +368,8 @@ class _Pass(Planner):
         """
         if self.stopped_at is not None or (placed and self.profile.spent > self.work_max // 2):
             return self.now.mono
+        if any(map(self._has_moved_later, self.restored)):
+            return self.now.mono  # it has left nodes to jobs before it
         due = [it.start for it in self.profile.bookings.values() if it.start < math.inf]
         due += [at + LATER_S for at in self.promises.values() if at < math.inf]
         nodes = self.state.nodes.values()

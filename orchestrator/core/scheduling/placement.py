@@ -379,10 +379,16 @@ def _together(spec: JobSpec) -> str:
     return f"have the same {spec.placement.shared_label}"
 
 
-def placement_reason(state: State, job: Job, nodes: tuple[NodeName, ...]) -> str:
-    """Return why a gang got these nodes, recorded when it is placed."""
+def placement_reason(
+    state: State, job: Job, nodes: tuple[NodeName, ...], *, all_fit: bool = False
+) -> str:
+    """Return why a gang got these nodes, recorded when it is placed.
+
+    `all_fit`: the state has only nodes that fit the job.
+    """
     spec, known = job.spec, state.nodes.values()
-    fitting = [n for n in known if busy(state, spec, n) is None and unfit(spec, n) is None]
+    free_now = [node for node in known if busy(state, spec, node) is None]
+    fitting = free_now if all_fit else [n for n in free_now if unfit(spec, n) is None]
     left_out = [n.name for n in fitting if n.name in job.avoid and n.name not in nodes]
     free = len(fitting) - len(left_out)
     near = f", all of {value_of(spec, state.nodes[nodes[0]])}" if spec.placement.spread else ""

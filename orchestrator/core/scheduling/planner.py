@@ -70,17 +70,16 @@ class Planner:
         self.ends = self._ends(plan.ends)
         # A job that a user has changed is planned anew at its new place.
         changed = {event.job for event in self.events if event.cause is MoveCause.SET}
-        bookings = {
-            name: it
-            for name, it in plan.bookings.items()
-            if name not in changed and self._is_queued(name)
-        }
         # Promises of an earlier process are in the jobs only.
         known = state.jobs if plan.began is None else plan.promises
+        queued = set(filter(self._is_queued, plan.bookings.keys() | known.keys()))
+        bookings = {
+            name: it for name, it in plan.bookings.items() if name not in changed and name in queued
+        }
         self.promises = {
             name: plan.promises.get(name, math.inf)
             for name in sorted(known)
-            if self._is_queued(name) and state.jobs[name].starts_by is not None
+            if name in queued and state.jobs[name].starts_by is not None
         }
         away = {it.name for it in state.nodes.values() if it.link is not LinkState.CONNECTED}
         self.expected = {
@@ -100,11 +99,10 @@ class Planner:
 
     def _is_queued(self, name: JobId) -> bool:
         job = self.state.jobs.get(name)
-        return (
-            job is not None
-            and job.phase is JobPhase.QUEUED
-            and not self.state.policy(job.spec.pool).is_strict
-        )
+        if job is None or job.phase is not JobPhase.QUEUED:
+            return False
+        pool = job.spec.pool
+        return pool not in self.state.pools or not self.state.pools[pool].is_strict
 
     def _ends(self, before: dict[JobId, PlannedEnd]) -> dict[JobId, PlannedEnd]:
         state = self.state
@@ -126,6 +124,8 @@ class Planner:
             away = [t.node for t in tasks if self.state.nodes[t.node].session is None]
             if away:
                 event = QueueEvent(MoveCause.UNREACHABLE, node=away[0])
+            elif (lost := self._lost_deadline(job, old)) is not None:
+                event = lost
             elif self._is_cancelled_later(job, old):
                 event = QueueEvent(MoveCause.SET, job=name)
             elif old.attempt == self.ends[name].attempt and old.limit_s < self.ends[name].limit_s:
@@ -137,6 +137,15 @@ class Planner:
         for node in self.state.nodes.values():
             if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
                 self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
+
+    def _lost_deadline(self, job: Job, old: PlannedEnd) -> QueueEvent | None:
+        """The event by which a drain no longer ends the attempt as early as planned."""
+        for deadline in old.drains:
+            node = self.state.nodes.get(deadline.node)
+            if node is not None and deadline not in self.ends[job.id].drains:
+                cause = MoveCause.RESUME if node.drain is None else MoveCause.DRAIN
+                return QueueEvent(cause, node=node.name)
+        return None
 
     def _is_cancelled_later(self, job: Job, old: PlannedEnd) -> bool:
         """True if a cancellation gave the attempt a longer grace period than its job has."""
@@ -267,7 +276,7 @@ class Planner:
         if not gang:
             return False
         gpus = tuple(given(trial, job.spec, name) for name in gang)
-        why = placement_reason(trial, job, gang)
+        why = placement_reason(trial, job, gang, all_fit=profile.is_simple)
         late = self.promises.pop(job.id, math.inf) + LATER_S < now
         if late:
             self.facts.append(StartMoved(job.id, self.now.wall, self._event(job)))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, assert_never
 
 from muster.protocol.ids import JobId, NodeName
@@ -36,6 +37,8 @@ from orchestrator.core.scheduling.timeline import (
 )
 
 _ANYWHERE: Final = Placement()
+_SHARED_HOST: Final = attrgetter("inventory.shared_host")
+_LINK: Final = attrgetter("link")
 
 
 class Profile:
@@ -55,7 +58,7 @@ class Profile:
         lease_s: float,
     ) -> None:
         self.state, self.now = state, now.mono
-        self.memo = Memo({}, {}, {}, {}, {}, {}, {}, {})
+        self.memo = Memo({}, {}, {}, {}, {}, {}, {}, {}, {})
         self.bookings = bookings
         self.spent = self.version = 0
         self.touched: set[NodeName] = set()
@@ -67,16 +70,15 @@ class Profile:
         self._holders: dict[NodeName, list[Held]] = {}
         self._divided: dict[NodeName, bool] = {}
         self._fitting: dict[int, Fitting] = {}
-        self._served: dict[str, int] = {}
         self._without: tuple[object, Timeline] = (None, NEVER)
-        self._free: dict[str, int] = {}
+        self._free: dict[NodeName, bool] = {}
         self._gaps: dict[object, tuple[object, set[tuple[float, float]]]] = {}
         self._until: dict[Size, float] = {}
         self._kept: dict[object, tuple[list[Node], list[Node]]] = {}
         # Agents of one machine hold each other's GPUs.
         nodes = state.nodes.values()
-        self._mixed = any(node.inventory.shared_host for node in nodes)
-        self._some_away = any(node.link is not LinkState.CONNECTED for node in nodes)
+        self._mixed = any(map(_SHARED_HOST, nodes))
+        self._some_away = list(map(_LINK, nodes)).count(LinkState.CONNECTED) < len(nodes)
         plan = state.plan
         if plan.memo is None:
             for name, booking in bookings.items():
@@ -157,10 +159,11 @@ class Profile:
         connected = LinkState.CONNECTED
         return {
             name: (
+                # `_changed_nodes` compares these two by themselves.
                 node.inventory,
+                node.drain,
                 link := node.link,
                 0.0 if link is connected else self.node_returns_at(node),
-                node.drain,
                 node.refuses_jobs,
                 node.no_torch,
                 node.disks,
@@ -228,12 +231,11 @@ class Profile:
 
     def _in_service(self, pool: str) -> int:
         """The bits of the nodes of a pool that are not drained."""
-        found = self._served.get(pool)
+        found = self.memo.served.get(pool)
         if found is None:
             nodes = self.state.nodes.values()
-            found = self._served[pool] = self._bits(
-                it.name for it in nodes if it.drain is None and it.inventory.pool == pool
-            )
+            served = [it.name for it in nodes if it.drain is None and it.inventory.pool == pool]
+            found = self.memo.served[pool] = self._bits(served)
         return found
 
     def _timeline(self, gpus: int | None, ignored: AbstractSet[JobId]) -> Timeline:
@@ -300,10 +302,7 @@ class Profile:
             fitting = [node for node in known if able & self.memo.bits[node.name]]
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
-        if only is None and not self._some_away and not job.avoid:
-            kept = self._usable(job, fitting)
-        else:
-            kept = usable(job, fitting, self.state.networks)
+        kept = self._usable(job, fitting, are_all=only is None)
         room = (
             self._timeline(spec.resources.gpu, ignored).free(-1, start, end)
             if start < math.inf
@@ -327,9 +326,11 @@ class Profile:
             return (), trial
         return choose_gang(trial, job, kept, free)[0] or (), trial
 
-    def _usable(self, job: Job, fitting: list[Node]) -> list[Node]:
-        """As `usable`, once in a pass for all jobs with the same fitting nodes."""
+    def _usable(self, job: Job, fitting: list[Node], *, are_all: bool) -> list[Node]:
+        """The same as `usable`, once in a pass for all jobs with the same fitting nodes."""
         spec = job.spec
+        if not are_all or self._some_away or job.avoid:
+            return usable(job, fitting, self.state.networks)
         key = (id(fitting), spec.nodes, spec.placement.shared_label)
         known = self._kept.get(key)
         if known is None or known[0] is not fitting:
@@ -380,21 +381,23 @@ class Profile:
         copy.holders, copy.link = holders, link
         return copy
 
-    def is_free_now(self, pool: str, names: Iterable[NodeName]) -> bool:
+    def is_free_now(self, pool: str, names: AbstractSet[NodeName]) -> bool:
         """True if something may be free now on one of these nodes of the pool."""
-        found = self._free.get(pool)
-        if found is None:
-            self.spent += len(self.state.nodes) // 4
-            found = self._free[pool] = self._bits(
-                node.name
-                for node in self.state.nodes.values()
-                if node.link is LinkState.CONNECTED
-                and node.drain is None
-                and node.inventory.pool == pool
-                and not any(it.whole for it in node.holders.values())
-                and not any(it.share.whole for it in self._held.get(node.name, _NONE).values())
-            )
-        return bool(found and found & self._bits(names))
+        nodes = self.state.nodes
+        for name in names & nodes.keys():
+            found = self._free.get(name)
+            if found is None:
+                self.spent += 1
+                found = self._free[name] = self._is_free_now(nodes[name])
+            if found and nodes[name].inventory.pool == pool:
+                return True
+        return False
+
+    def _is_free_now(self, node: Node) -> bool:
+        if node.link is not LinkState.CONNECTED or node.drain is not None:
+            return False
+        held = self._held.get(node.name, _NONE).values()
+        return not any(it.whole for it in (*node.holders.values(), *(one.share for one in held)))
 
     def has_room(self, job: Job) -> bool:
         """True if some nodes may have room for a job of this size now; False is certain."""
@@ -430,8 +433,8 @@ class Profile:
         self, spec: JobSpec, on: AbstractSet[NodeName], before: float, ignored: AbstractSet[JobId]
     ) -> bool:
         """True if the job may use one of the nodes `on` from a time before `before`."""
-        gpus = spec.resources.gpu
-        key, again = (spec.pool, gpus), (self.version, on, ignored)
+        gpus, again = spec.resources.gpu, (self.version, on, ignored)
+        key = (spec.pool, gpus)
         known = self._gaps.get(key)
         if known is None or known[0] != again:
             nodes = [self.state.nodes[name] for name in on if name in self.state.nodes]

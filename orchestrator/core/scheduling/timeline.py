@@ -223,13 +223,17 @@ class Memo(NamedTuple):
     booked: Booked
     nodes: dict[NodeName, Node]
     sizes: dict[JobId, tuple[JobSpec, Size, float]]
+    served: dict[str, int]
 
-    def without(self, nodes: AbstractSet[NodeName], *, described: bool) -> Memo:
-        """A copy without these nodes. `described`: the inventory of one has changed."""
+    def without(self, nodes: AbstractSet[NodeName], *, described: bool, drained: bool) -> Memo:
+        """A copy without these nodes. `described`: the inventory of one has changed; `drained`: one
+        was taken out of service or back.
+        """
         gaps = {name: it for name, it in self.gaps.items() if name not in nodes}
         copies = {name: it for name, it in self.copies.items() if name not in nodes}
         sizes = self.sizes if len(self.sizes) < SIZES_MAX else {}
         if described:
-            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes)
+            return Memo(gaps, copies, {}, {}, {}, {}, {}, sizes, {})
         lines = {key: Line(it.known, it.stale | nodes) for key, it in self.lines.items()}
-        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes)
+        served = {} if drained else dict(self.served)
+        return Memo(gaps, copies, dict(self.fitting), lines, self.bits, {}, {}, sizes, served)

@@ -38,7 +38,7 @@ INODES_LEFT: Final = 20
 _SHORT_KEEP_S: Final = 3600.0
 """Seconds for which unused content is kept if the disk is short, or the user's quota."""
 _SEEN_S: Final = 300.0
-"""What is kept for a time after its last use may go so much earlier."""
+"""Code that is kept for a time after its last use may go so much earlier."""
 
 _log = structlog.get_logger("muster.bundles")
 

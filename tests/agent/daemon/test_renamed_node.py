@@ -21,7 +21,7 @@ def config_of(folder: Path, coordinator: CoordinatorProcess, node: str) -> Path:
 
 
 async def welcomed(agent: AgentProcess) -> str:
-    """As which node; its log is a file."""
+    """The name of the node, from the agent's log, which is a file."""
     await until(lambda: '"welcomed"' in agent.log.read_text())
     lines = [json.loads(line) for line in agent.log.read_text().splitlines()]
     return str(next(line["node"] for line in lines if line["event"] == "serving"))

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from agent.gang.ports import free_ports
 from agent.gang.rendezvous_check import RendezvousChecks, listener
+from examples.local_cluster import free_port
 from examples.rig.rig import missing
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import Refusal, RendezvousCheck
@@ -29,7 +29,8 @@ def check(port: int, address: str = "127.0.0.1", **more: object) -> RendezvousCh
 
 @pytest.fixture
 def port() -> int:
-    return free_ports(1, 20_000, 29_999)[0]
+    # Outside of the range that the agents of clusters beside this test offer.
+    return free_port()
 
 
 def both(story: Callable[[RendezvousChecks, RendezvousChecks], Awaitable[None]]) -> None:

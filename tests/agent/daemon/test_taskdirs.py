@@ -220,7 +220,7 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
 
 
 def test_a_removal_has_a_bound_and_goes_on_later(tmp_path: Path) -> None:
-    """As a job may add entries as fast as they are removed."""
+    """A job may add entries as fast as they are removed."""
     for number in range(10):
         (tmp_path / "task" / str(number) / "deeper").mkdir(parents=True)
     above = os.open(tmp_path, os.O_RDONLY)

@@ -22,7 +22,7 @@ def append(path: Path, number: int) -> None:
 
 
 def rename(path: Path, number: int) -> None:
-    """As configuration tools and `sed -i` do."""
+    """Replace the file, like configuration tools and `sed -i`."""
     text = path.read_bytes()
     new = path.with_name("other.tmp")
     new.write_bytes(text + line(number))

@@ -90,6 +90,11 @@ def test_in_a_folder_of_the_job_a_file_of_another_user_is_refused(tmp_path: Path
     os.chown(tmp_path / "nccl", nobody, nobody)
     (tmp_path / "nccl/below").mkdir()
     (tmp_path / "nccl/below/secret").write_text("of root")
+    # A folder of another user, which the job has moved there.
+    (tmp_path / "nccl/theirs").mkdir()
+    (tmp_path / "nccl/theirs/secret").write_text("of another user")
+    for path in ("nccl/theirs/secret", "nccl/theirs"):
+        os.chown(tmp_path / path, nobody - 1, nobody - 1)
     for path in ("logs/mine", "logs/secret", "nccl/mine"):
         source = LogSource.open(tmp_path, path)
         assert source is not None
@@ -97,6 +102,8 @@ def test_in_a_folder_of_the_job_a_file_of_another_user_is_refused(tmp_path: Path
     for path in ("nccl/secret", "nccl/below/secret"):
         with pytest.raises(RefusedFileError, match="belongs to uid 0"):
             LogSource.open(tmp_path, path)
+    with pytest.raises(RefusedFileError, match=f"belongs to uid {nobody - 1} and not to {nobody}"):
+        LogSource.open(tmp_path, "nccl/theirs/secret")
     assert open_under(tmp_path) == []
 
 

@@ -107,7 +107,7 @@ def test_a_checkpoint_of_many_files_counts_once_all_are_settled(tmp_path: Path) 
 
 
 def test_a_busy_file_elsewhere_hides_no_checkpoint(tmp_path: Path) -> None:
-    """As trainers do that keep their curves beside their checkpoints."""
+    """Trainers may keep their curves beside their checkpoints."""
     seen: list[str] = []
     watch = CheckpointWatch(str(tmp_path), seen.append)
     for number in range(3):

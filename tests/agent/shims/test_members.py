@@ -148,7 +148,7 @@ def test_a_shim_whose_pid_another_process_has_is_no_shim(tmp_path: Path) -> None
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have a process of another user")
 def test_a_process_of_root_in_the_tree_of_a_user_does_not_pass(tmp_path: Path) -> None:
-    """As a program with the set-user-id bit is."""
+    """A program with the set-user-id bit is such a process."""
     be_shim_of(tmp_path, uid=NOBODY)
     with program(SLEEPS) as process:
         assert "runs as root, and the job does not" in problem(tmp_path, process.pid)

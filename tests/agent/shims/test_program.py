@@ -543,7 +543,7 @@ def test_start_twice_runs_once(any_stage: Stage) -> None:
 
 
 def test_half_a_character_in_what_a_rank_failed_of(any_stage: Stage) -> None:
-    """As Python has it in the name of a file that is no UTF-8."""
+    """Python has such text for the name of a file that is no UTF-8."""
     text = "{'message': 'No such file: caf\\udce9.bin'}"
     code = (
         "import json, os;"

@@ -116,7 +116,7 @@ def test_a_folder_has_an_absolute_path() -> None:
 
 @pytest.fixture
 def in_unit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
-    """As an agent in its unit: on a machine of systemd, as root, a child of PID 1."""
+    """An agent in its unit: on a machine of systemd, as root, a child of PID 1."""
     monkeypatch.setattr(backend, "BOOTED", tmp_path)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.getppid", lambda: 1)

@@ -333,7 +333,7 @@ def test_a_process_held_by_the_kernel_is_reported_and_ended_once_free(
 def test_a_task_whose_exit_record_cannot_be_written_says_that_nothing_of_it_is_left(
     stage: Stage,
 ) -> None:
-    """As on a disk that has become read-only. Otherwise its gang would wait for the disk."""
+    """The disk has become read-only. Otherwise its gang would wait for the disk."""
 
     async def story(node: Node) -> None:
         task = await node.task()

@@ -106,3 +106,19 @@ def test_private_files_are_given_to_the_coordinators_user_and_no_others(tmp_path
     found = private.stat()
     assert (found.st_uid, found.st_gid) == (4711, 4712)
     assert public.stat().st_uid == 0
+
+
+def test_join_asks_for_the_secret_at_a_terminal(environ: dict[str, str], tmp_path: Path) -> None:
+    """It is not shown, and one that is cut off goes nowhere."""
+    words = ("join", "127.0.0.1:1", "--dir", str(tmp_path / "node"), "--run-as", "SUBMITTER")
+    terminal = Terminal(environ, *words, width=200)
+    try:
+        terminal.until(lambda raw: b"Join secret: " in raw)
+        terminal.type("mj1.half")
+        assert terminal.end() == 2, terminal.lines
+    finally:
+        terminal.kill()
+    text = " ".join(terminal.lines)
+    assert "not a whole join secret" in text
+    assert "mj1.half" not in text
+    assert not (tmp_path / "node").exists()

@@ -408,6 +408,7 @@ def test_follow_names_the_other_ranks_once_their_number_is_known(
     process = start("submit", "--follow", "--", "python", "train.py")
     assert process.stdout is not None
     assert process.stdout.readline() == b"42\n"
+    fake.wait_for_request("/logs")
     ranks = (api.RankView(0, None), api.RankView(1, None))
     task = api.TaskView("gpu-01", 0, "launcher", TaskState.EXITED, ranks, None, None)
     attempt = api.AttemptView(1, "closed", (task,), None, None, timestamp(1), timestamp(2), None)

@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from muster.bundle.manifest import decode
+from muster.bundle.index import RACY_NS
+from muster.bundle.manifest import decode, digest
 from muster.bundle.pack import BadPackError, unpack
 from muster.bundle.scan import ScanError, listing, scan
 from muster.bundle.sources import folder_of
@@ -339,6 +340,55 @@ class Verifies:
             list(unpack(data))
         except BadPackError as error:
             raise ApiError(Problem("about:blank", "", 422, "bad_content", str(error))) from error
+
+
+class Has:
+    """A coordinator that has some bundles, and perhaps less content than it should have."""
+
+    def __init__(self, *bundles: str, lost: str = "") -> None:
+        self.bundles = set(bundles)
+        self.asked: list[set[str]] = []
+        self._lost = lost
+
+    def bundle(self, sha256: str) -> None:
+        if sha256 not in self.bundles:
+            raise ApiError(Problem("about:blank", "", 404, "unknown_bundle", ""))
+
+    def missing_chunks(self, chunks: dict[str, int], _size: int) -> dict[str, int]:
+        self.asked.append(set(chunks))
+        return chunks
+
+    def send_chunks(self, data: bytearray) -> None:
+        if self._lost in {name for name, _ in unpack(data)}:
+            self._lost = ""
+
+    def send_manifest(self, sha256: str, _data: bytes) -> None:
+        if self._lost:
+            raise ApiError(Problem("about:blank", "", 409, "content_missing", ""))
+        self.bundles.add(sha256)
+
+
+def test_a_changed_line_is_all_that_the_coordinator_is_asked_about(
+    laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # As if some seconds had passed since the files were written.
+    monkeypatch.setattr("muster.bundle.index.RACY_NS", -RACY_NS)
+    before = scan(laptop, tmp_path / "index")
+    (laptop / "train.py").write_text("another")
+    code = scan(laptop, tmp_path / "index")
+    assert code.before == before.sha256
+    assert code.fresh == frozenset({digest(b"another")})
+    everything = set(code.manifest.chunks())
+    for coordinator, asked in (
+        (Has(before.sha256), [{digest(b"another")}]),
+        (Has(code.sha256), []),
+        (Has(), [everything]),
+        (Has(before.sha256, lost=digest(b"xx")), [{digest(b"another")}, everything]),
+    ):
+        Upload(cast("Client", coordinator), listing(laptop)).finish(code)
+        assert coordinator.asked == asked
+        assert code.sha256 in coordinator.bundles
 
 
 def test_a_file_that_changes_before_it_is_sent_is_named(

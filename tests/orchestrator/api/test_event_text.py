@@ -77,7 +77,7 @@ def test_a_last_event_id_that_is_none(coordinator: CoordinatorProcess, given: st
 
 
 async def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorProcess) -> None:
-    """As a backup was restored: who waited for it would miss all that comes before it."""
+    """A backup was restored: who waited for it would miss all that comes before it."""
     await known_node(coordinator)
     async with user_of(coordinator) as user, asyncio.timeout(180):
         newest = (await user.get("/v1/events"))["events"][-1]["seq"]
@@ -96,7 +96,7 @@ async def test_an_event_that_has_not_been_is_refused(coordinator: CoordinatorPro
 
 
 async def test_an_event_of_another_history_is_refused(coordinator: CoordinatorProcess) -> None:
-    """As a backup was restored, and more has happened since: its place is another event's now."""
+    """A backup was restored, and more has happened since: its place is another event's now."""
     await known_node(coordinator)
     async with user_of(coordinator) as user, asyncio.timeout(180):
         first = (await user.get("/v1/events"))["events"][0]

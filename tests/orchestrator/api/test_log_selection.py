@@ -139,4 +139,4 @@ async def test_logs_that_went_are_said_to_be_gone(tmp_path: Path) -> None:
             await scene.write(0, b"new\n", 1.0)
             assert texts(await scene.user.logs(scene.job)) == ["new\n"], "a running job's are kept"
             await scene.finish()
-        assert [event["job"] for event in coordinator.events("logs_removed")] == [1]
+        assert [event["job"] for event in coordinator.logged("logs_removed")] == [1]

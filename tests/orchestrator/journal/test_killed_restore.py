@@ -82,7 +82,7 @@ def test_a_killed_restore_is_run_again_with_the_same_jobs(
 def test_a_killed_restore_is_undone_by_one_that_puts_nothing_in_place(
     then: str, tmp_path: Path
 ) -> None:
-    """As of an operator who has another look: the journal that was there is whole."""
+    """An operator may have another look: the journal that was there is whole."""
     killed(tmp_path, "ann")
     back_up(tmp_path / "ann", tmp_path / "backup")
     before = contents(tmp_path / "ann")

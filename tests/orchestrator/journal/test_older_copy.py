@@ -75,7 +75,7 @@ def test_a_life_without_a_record_counts(tmp_path: Path) -> None:
 def test_output_of_a_job_that_a_database_does_not_know_is_noticed(
     where: str, older: Path, tmp_path: Path
 ) -> None:
-    """As of a whole state folder that was put back from a snapshot of its disk."""
+    """A whole state folder was put back from a snapshot of its disk."""
     (older / "journal.closed").unlink(missing_ok=True)
     logs = tmp_path / "disk" if where == "on another disk" else None
     folder = (logs or older / "logs") / "7"

@@ -309,7 +309,7 @@ async def followed(
 
 
 async def test_many_followers(coordinator: CoordinatorProcess) -> None:
-    """As many as one user may have, and more that are refused, while jobs come and go."""
+    """The most that one user may have, and more that are refused, while jobs come and go."""
     async with (
         asyncio.timeout(100),
         connect(coordinator, "followed") as agent,

@@ -119,7 +119,7 @@ def test_a_server_that_never_answers_leaves_room_for_the_others(
 def test_servers_that_hang_leave_room_for_the_others(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as would fill all slots: each has hung before, and hangs again."""
+    """There are enough to fill all slots: each has hung before, and hangs again."""
     monkeypatch.setattr(sender, "REQUEST_S", 3600.0)
 
     async def main(rig: Rig) -> None:

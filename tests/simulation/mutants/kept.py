@@ -14,7 +14,7 @@ from tests.simulation.mutants.planting import AGENT, COORDINATOR
 def _removed_with_its_log(
     _: AgentState, effect: agent_actions.Effect
 ) -> list[agent_actions.Effect]:
-    """As soon as its shim may go."""
+    """Forget it once its shim may go."""
     if isinstance(effect, agent_actions.SendToShim) and isinstance(effect.command, ShimRelease):
         return [effect, agent_actions.RemoveTask(effect.task)]
     return [effect]

@@ -123,7 +123,7 @@ def test_a_pipe_without_a_reader_blocks_nobody(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_asked_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch does it: a byte comes through the pipe, and a dump is written."""
+    """Write a dump like torch: a byte comes through the pipe first."""
     monkeypatch.setattr(flight_recorder, "WAIT_S", 30.0)
     folder = tmp_path / "nccl"
     folder.mkdir()

@@ -22,7 +22,7 @@ from tests.agent.probe.fabric.trees import (
 
 
 def pod(address: str, netdev: str) -> dict[int, GidRow]:
-    """As a container sees a table: the entries of others look empty (NVIDIA/nccl#1573)."""
+    """A table in a container: the entries of others look empty (NVIDIA/nccl#1573)."""
     return {
         4: (LINK_LOCAL, V1, netdev),
         5: (LINK_LOCAL, V2, netdev),

@@ -148,7 +148,7 @@ async def test_a_head_that_is_whole_in_the_turn_in_which_its_time_is_over_is_in_
             super().data_received(data)
             self._head_is_late()
 
-    async with serving(short(), connection=Late) as dial:
+    async with serving(short(head_s=60.0), connection=Late) as dial:
         reader, writer = await dial()
         writer.write(REQUEST + b"\r\n")
         assert await reader.readuntil(b"fine")
@@ -162,7 +162,7 @@ async def test_a_request_that_is_about_to_be_handled_is_in_time() -> None:
             self._head_is_late()
             return await super()._handle_request(*args)
 
-    async with serving(short(), connection=Late) as dial:
+    async with serving(short(head_s=60.0), connection=Late) as dial:
         reader, writer = await dial()
         writer.write(REQUEST + b"\r\n")
         assert (await reader.readuntil(b"fine")).startswith(b"HTTP/1.1 200 ")
@@ -175,7 +175,7 @@ async def test_a_silent_connection_is_closed_without_an_answer() -> None:
 
 
 async def test_a_kept_connection_has_the_same_deadline_for_its_next_head() -> None:
-    async with serving(short()) as dial:
+    async with serving(short(head_s=2.0)) as dial:
         reader, writer = await dial()
         for _ in range(2):
             writer.write(REQUEST + b"\r\n")
@@ -188,15 +188,15 @@ async def test_a_slow_handler_and_an_idle_kept_connection_are_none_of_its_busine
     late = asyncio.Event()
 
     async def slow(_request: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(0.5)  # longer than a head may take
+        await asyncio.sleep(1.2)  # longer than a head may take
         late.set()
         return web.Response(text="fine")
 
-    async with serving(short(), slow) as dial:
+    async with serving(short(head_s=1.0), slow) as dial:
         reader, writer = await dial()
         writer.write(REQUEST + b"\r\n")
         assert await reader.readuntil(b"fine")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.2)
         writer.write(REQUEST + b"\r\n")
         assert await reader.readuntil(b"fine")
 

@@ -180,7 +180,7 @@ def test_a_cut_that_would_come_later_than_the_end_of_the_grace_is_not_shown_as_l
 
 
 def test_on_a_full_disk_a_grace_is_cut_by_half_or_not_at_all() -> None:
-    """As each cut is recorded, and there are always smaller ones."""
+    """Each cut is recorded, and there are always smaller ones."""
     cluster = cluster_with(stop=Stop(grace_s=600.0))
     cluster.run_gang(1)
     cluster.cancel(1)

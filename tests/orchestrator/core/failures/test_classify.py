@@ -23,7 +23,7 @@ FAILED = ExitStatus(1)
 
 
 def traceback(last: str, *after: str) -> str:
-    """As torch's ranks print it."""
+    """The text that torch's ranks print."""
     lines = (
         "Traceback (most recent call last):",
         '  File "/x/train.py", line 7, in <module>',

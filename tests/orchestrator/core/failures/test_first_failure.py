@@ -103,7 +103,7 @@ def test_another_port_in_use_is_the_jobs_own_affair(
 
 
 def in_use(port: int) -> str:
-    """As torch says it."""
+    """The words of torch."""
     return (
         "Traceback (most recent call last):\n"
         '  File "train.py", line 3, in <module>\n'

@@ -182,7 +182,7 @@ def test_a_drain_survives_a_restart_and_a_new_connection(cluster: Cluster) -> No
 
 
 def test_nobody_waits_for_a_drained_node_where_one_that_failed_would_do(cluster: Cluster) -> None:
-    """As of one that is lost: nobody knows when it will be back."""
+    """A lost one is the same: nobody knows when it will be back."""
     cluster.submit(spec())
     cluster.refuse(task(1, 1, 0), "disk_broken", node_fault=True)
     cluster.clean(task(1, 1, 0))

@@ -384,7 +384,7 @@ def test_no_node_joins_a_gang_of_before_the_restore() -> None:
 
 
 def test_an_unknown_task_is_waited_for_without_a_restore_too() -> None:
-    """As after a state folder was put back from a snapshot, which nobody notices."""
+    """A state folder was put back from a snapshot, which nobody notices."""
     cluster = Cluster(replayed(waiting("n1", "n2")))
     cluster.join("n1", tasks=(has(),))
     cluster.join("n2")

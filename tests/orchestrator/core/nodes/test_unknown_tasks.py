@@ -35,7 +35,7 @@ def test_a_node_holds_up_no_job_that_was_submitted_before_its_hello() -> None:
 
 
 def test_a_job_of_before_the_start_waits_for_its_unknown_task_and_later_jobs_do_not() -> None:
-    """As after a state folder was put back from a snapshot: only older jobs may lack an attempt."""
+    """A state folder was put back from a snapshot: only older jobs may lack an attempt."""
     cluster = Cluster(replayed(waiting("n1", "n2")))
     cluster.join("liar", tasks=CLAIMED)
     cluster.join("n1", "n2")

@@ -553,7 +553,7 @@ def test_room_beside_a_job_whose_gpu_is_not_there_any_more_is_seen() -> None:
 
 
 def test_gpus_that_are_all_far_from_each_other_are_chosen_too() -> None:
-    """As many as an agent may report; there was one level of recursion for each."""
+    """An agent may report so many; there was one level of recursion for each."""
     far = [
         GpuDevice(pci=f"{number:04x}:00:00.0", uuid=f"GPU-{number}", model="x", numa_node=number)
         for number in range(1024)

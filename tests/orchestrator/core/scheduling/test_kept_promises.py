@@ -10,7 +10,7 @@ from muster.spec.model import Rendezvous
 from orchestrator.core.engine.guarded_turn import guarded_turns
 from orchestrator.core.facts.effects import RequestId, Timer, TimerKind
 from orchestrator.core.facts.inputs import ChangeReceived
-from orchestrator.core.model.plan import PoolPolicy
+from orchestrator.core.model.plan import MoveCause, PoolPolicy
 from orchestrator.core.model.state import Share
 from orchestrator.core.scheduling.planned_ends import CLEAN_S, START_S
 from orchestrator.core.scheduling.timeline import Held, shares_at_peak
@@ -271,3 +271,14 @@ def test_a_node_that_does_not_return_after_a_restart_holds_up_nobody_from_then_o
     assert waits(again, 3)
     again.beat(2 * again.limits.lease_s)
     assert not waits(again, 3)
+
+
+def test_a_promise_that_counted_on_the_deadline_of_a_drain_moves_by_the_resume() -> None:
+    cluster = cluster_of(3)
+    cluster.submit(limited(HOUR, nodes=2))
+    cluster.run_gang(1)
+    cluster.drain("n0", deadline_s=300.0)
+    cluster.submit(limited(600.0, nodes=2))
+    assert promised_in_s(cluster, 2) == 300 + 30 + CLEAN_S
+    cluster.resume("n0")
+    assert moves(cluster, 2) == [MoveCause.RESUME]

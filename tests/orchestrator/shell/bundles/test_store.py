@@ -88,6 +88,36 @@ def test_old_code_goes_and_that_of_live_jobs_stays(store: BundleStore, tmp_path:
     assert chunks(tmp_path) == set()
 
 
+def test_a_use_is_recorded_unless_one_was_just_before(store: BundleStore) -> None:
+    """Each record of thousands waits for the disk."""
+    name = put(store, "ann", 0.0, b"x")
+    for now in range(100):  # each a little later than the record, and none of them lost
+        assert store.bundle("ann", name, 4.0 * now) is not None
+        assert store.missing("ann", [digest(b"x")], 4.0 * now) == []
+        assert store.collect([], 4.0 * now + 94.0) == 0
+    assert store.collect([], 4.0 * 99 + 101.0) == 1
+
+
+def test_references_are_on_disk_with_their_bundle(store: BundleStore) -> None:
+    """References to chunks alone may be lost, and are uploaded again. A dropped one may not come
+    back, because its content is gone."""
+
+    def level() -> int:
+        with store._references._open() as db:
+            (found,) = db.execute("PRAGMA synchronous").fetchone()
+        return int(found)
+
+    normal, full = 1, 2  # of SQLite: in a WAL, with the next full one, and at once
+    name, data, content = bundle(b"x")
+    store.put("ann", content, 1.0)
+    assert level() == normal
+    store.put_manifest("ann", name, data, 1.0)
+    assert level() == full
+    store.put("ann", content, 1.0)
+    store.collect([], 1.0)
+    assert level() == full
+
+
 def test_limits_are_named(store: BundleStore, tmp_path: Path) -> None:
     name, data, content = bundle(b"x" * 1001)
     store.put("ann", content, 1.0)

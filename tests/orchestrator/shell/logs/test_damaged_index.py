@@ -115,7 +115,7 @@ def test_a_stream_that_was_cut_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records", [1, 3, 200])
 def test_zeros_at_the_end_of_an_index_end_no_stream(records: int, tmp_path: Path) -> None:
-    """As a power cut leaves them: the length of the file was on disk, and its content not."""
+    """A power cut leaves them so: the length of the file was on disk, and its content not."""
     log = made(tmp_path)
     before, index = by_stream(read(log, None)), index_of(log)
     with index.open("ab") as file:

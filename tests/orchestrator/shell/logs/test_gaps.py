@@ -100,7 +100,7 @@ def test_a_hole_counts_costs_nothing_and_is_shown(tmp_path: Path) -> None:
 
 
 def test_many_gaps_are_read_in_slices(tmp_path: Path) -> None:
-    """As they have no bytes that would end a slice."""
+    """They have no bytes that would end a slice."""
     rig = Rig(tmp_path)
     for at in range(0, 4000, 2):
         assert rig.hole(at, 1) == 1

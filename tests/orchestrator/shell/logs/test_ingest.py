@@ -207,7 +207,7 @@ def test_streams_beyond_the_plan_are_refused_once_and_the_task_ends(
 def test_held_back_bytes_are_requested_again_in_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the last ones would be on a disk that stays full."""
+    """The last ones would be so on a disk that stays full."""
     monkeypatch.setattr(ingest, "AGAIN_MAX", 2)
     held = [out(TaskId("1.1.0"), rank) for rank in range(5)]
 
@@ -290,8 +290,8 @@ def test_a_stream_that_cannot_be_stored_is_asked_for_again_and_no_other(tmp_path
             await link.say(EndStream(out(task, 1), 20))
             await link.say(TaskLogsEnd(task, 2))
             await link.hear_until(TaskLogsStored(task))
-        assert len(coordinator.events("log_store_failed")) == 1
-        assert len(coordinator.events("log_store_recovered")) == 1
+        assert len(coordinator.logged("log_store_failed")) == 1
+        assert len(coordinator.logged("log_store_recovered")) == 1
 
     with CoordinatorProcess(tmp_path).start() as coordinator:
         asyncio.run(main())

@@ -29,7 +29,7 @@ DAY = 86400.0
 
 
 def job(number: int, ended_at: float | None, *, state: TaskState = TaskState.CLEANED) -> Any:
-    """As much of a job as retention looks at; one task, of attempt 1 on node 0."""
+    """The part of a job that retention reads; one task, of attempt 1 on node 0."""
     exit_status = ExitStatus(code=0) if state is TaskState.CLEANED else None
     task = Task(TaskId(f"{number}.1.0"), JobId(number), 1, 0, NodeName("n1"), state=state)
     task.prepared, task.exit = prepared(), exit_status
