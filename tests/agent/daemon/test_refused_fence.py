@@ -43,7 +43,7 @@ TAKES = "#!/bin/sh\n/bin/cat > /dev/null\n"
 
 
 async def is_refused(session: Session, task: TaskId) -> None:
-    """The task is refused for want of a fence, with the reason and what to do."""
+    """The task is refused without a fence, with the reason and what to do."""
     report = await session.expect(TaskReport, lambda it: it.task == task and it.refusal is not None)
     assert report.refusal is not None
     assert (report.refusal.code, report.refusal.node_fault) == ("not_fenced", True)
