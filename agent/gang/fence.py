@@ -30,6 +30,7 @@ from muster.protocol.link.terms import Terms
 
 LOOK_S: Final = 60.0
 """Seconds between two checks that the table is there."""
+_LINK_LOCAL: Final = {4: "169.254.0.0/16", 6: "fe80::/10"}
 _MARK: Final = 'comment "task '
 _TABLE: Final = re.compile(r"^table inet (muster_[0-9a-f]{12})$", re.MULTILINE)
 # Only the beginning of a connection: the rest belongs to one that was let in.
@@ -127,8 +128,7 @@ def _into(fenced: Fenced) -> Iterator[str]:
     """From other machines only the gang. Until it is known, the ports look closed, so that agents
     of nodes that are early try again at once.
 
-    Nor at other addresses than the gang's, such as a link-local one: there the gang's nodes do not
-    hold back their other users.
+    Nor at a link-local address: there the gang's nodes do not hold back their other users.
     """
     if not fenced.ports or fenced.open:
         return
@@ -137,7 +137,7 @@ def _into(fenced: Fenced) -> Iterator[str]:
     for family, version in (("ip", 4), ("ip6", 6)):
         if gang := _of(version, fenced.members):
             yield f"{to} {family} saddr != {_set(gang)} {verdict}"
-            yield f"{to} {family} daddr != {_set(gang)} {verdict}"
+            yield f"{to} {family} daddr {_LINK_LOCAL[version]} {verdict}"
         else:
             yield f"{to} meta nfproto ipv{version} {verdict}"
 
@@ -162,7 +162,9 @@ def _out_of(fenced: Fenced) -> Iterator[str]:
 
 def _through(fenced: Fenced) -> Iterator[str]:
     """Nobody in a network namespace of this machine, whose packets would have the address of a
-    node of the gang."""
+    node of the gang, connects to the rendezvous, or from a leased port."""
+    if fenced.ports:
+        yield f"tcp sport {_set(fenced.ports)} {_NEW} reject with tcp reset"
     for match in _to_launcher(fenced):
         yield f"{match} reject with tcp reset"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 from muster.spec.command import is_python
@@ -24,7 +25,12 @@ _BEFORE: Final = frozenset(
     {"!", "do", "elif", "else", "exec", "if", "nohup", "then", "time", "until", "while", "{"}
 )
 # After these the folder is another, or a file may be a new one.
-_ENDS: Final = frozenset({"cd", "pushd", "popd", "eval", "source", ".", "function"})
+_OTHER_FOLDER: Final = ("cd", "pushd", "popd", "eval", "source", ".", "function")
+_MAKES_FILES: Final = (
+    *("aws", "cargo", "cc", "cmake", "cp", "curl", "g++", "gcc", "git", "gsutil", "hf"),
+    *("huggingface-cli", "ln", "make", "mv", "ninja", "nvcc", "rsync", "tar", "unzip", "wget"),
+)
+_ENDS: Final = frozenset(_OTHER_FOLDER + _MAKES_FILES)
 _OPERATORS: Final = ";&|()<>"
 _EXPANDED: Final = frozenset("$*?[]{}~`")
 _LINES_MAX: Final = 2000
@@ -77,14 +83,14 @@ def _of_script(text: str) -> Iterator[str]:
         if words is None:
             return
         for command in _commands(words):
-            if command[0] in _ENDS:
+            if base_name(command[0]) in _ENDS:
                 return
             for path in _of_words(command):
                 # Earlier commands may have made what they name.
                 if posixpath.normpath(path).partition("/")[0] not in before:
                     yield path
             before = f"{before} {' '.join(command)}"
-        if any("<" in word and word.startswith("<<") for word in words):
+        if any(word.startswith("<<") for word in words) or _begins_array(words):
             return  # the lines that follow are no commands
         before = f"{before} {line}"
 
@@ -102,18 +108,30 @@ def _shell_words(line: str) -> list[str] | None:
 
 def _commands(words: Sequence[str]) -> Iterator[list[str]]:
     """Yield the simple commands of a line, without what precedes them."""
+    if any(two.startswith("(") and one.endswith(("$", "=")) for one, two in pairwise(words)):
+        return  # an expansion or an array, whose words are no commands
     command: list[str] = []
+    names_file = False
     for word in (*words, ";"):
         if word and not set(word) <= set(_OPERATORS):
-            if command or not (word in _BEFORE or _is_assignment(word)):
+            if not names_file and (command or not (word in _BEFORE or _is_assignment(word))):
                 command.append(word)
-        elif set(word) <= {"<", ">"} and word:
-            command.append("")  # what follows names a file, and starts none
-        elif command:
-            yield [each for each in command if each]
+            names_file = False
+        elif set("<>").intersection(word) and "(" not in word:
+            names_file = True
+        else:
+            names_file = False
+            if command:
+                yield command
             command = []
+
+
+def _begins_array(words: Sequence[str]) -> bool:
+    """True if the line begins an array that it does not end."""
+    opened = any(two == "(" and one.endswith("=") for one, two in pairwise(words))
+    return opened and not any(word.startswith(")") for word in words)
 
 
 def _is_assignment(word: str) -> bool:
     name, sign, _ = word.partition("=")
-    return bool(sign) and name.isidentifier()
+    return bool(sign) and name.removesuffix("+").isidentifier()

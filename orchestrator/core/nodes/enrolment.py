@@ -136,8 +136,8 @@ def refuse_pool(state: State, pool: str, fingerprint: str) -> Refused | None:
     return Refused(
         "wrong_pool",
         f"{found[0]} joined with a secret for pool {own}, and its agent says pool {pool}: set "
-        f"`pool: {own}` in its configuration, or join with a secret for {pool} (muster token "
-        f"create --join --pool {pool})",
+        f"`pool: {own}` in its configuration and restart it, or join with a secret for {pool} "
+        f"(muster token create --join --pool {pool})",
     )
 
 

@@ -87,7 +87,8 @@ def test_rules_name_the_gang_the_user_and_the_task() -> None:
     for rule in (
         f"{into} ip saddr != {{ 10.0.0.1, 10.0.0.2, 10.1.0.1, 10.1.0.2 }} drop",
         f"{into} ip6 saddr != {{ fd00::1, fd00::2 }} drop",
-        f"{into} ip6 daddr != {{ fd00::1, fd00::2 }} drop",
+        f"{into} ip daddr 169.254.0.0/16 drop",
+        f"{into} ip6 daddr fe80::/10 drop",
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {own}',
         f'oifname "lo" tcp dport {{ 20001, 20002 }} {others}',
         f"ip daddr {{ 10.0.0.1, 10.1.0.1 }} tcp dport 20001 {own}",
@@ -223,6 +224,31 @@ class TestWithAKernel:
         network.apply(1, ruleset("m", {TASK: in_gang(Fenced(USER, (PORT,)), plan)}))
         assert not meets(USER + 1)
         assert meets(USER)
+
+    def test_who_connects_from_a_network_of_containers_meets_no_node(
+        self, machines: Machines
+    ) -> None:
+        """Its packets come through the launcher's machine, and have no user."""
+        machines.build_inner()
+        plan = ArrangeTask(
+            TASK, (), {"MASTER_PORT": "20001"}, (("n2", "10.0.0.2"), ("n1", "10.0.0.1")), ""
+        )
+        # Packets of the node to the machine itself are lost.
+        lost = "ip saddr 10.0.0.1 tcp flags & (syn | ack) == syn drop"
+        hook = "type filter hook input priority -300;"
+        machines.apply(2, f"table ip lost {{\nchain in {{\n{hook}\n{lost}\n}}\n}}\n")
+
+        def meets() -> bool:
+            with (
+                machines.connecting(1, USER, ("10.0.0.1", 30_001), ("10.0.0.2", PORT)) as node,
+                machines.connecting(0, USER + 1, ("10.9.0.2", PORT), ("10.0.0.1", 30_001)) as other,
+            ):
+                met = other.communicate()[0] == "in\n"
+                return met and node.communicate()[0] == "in\n"
+
+        assert meets(), "the control"
+        machines.apply(2, ruleset("m", {TASK: in_gang(Fenced(USER, (PORT,)), plan)}))
+        assert not meets()
 
     @pytest.mark.skipif(not IPV6, reason="no IPv6")
     def test_a_link_local_address_of_the_launcher_is_no_way_in(self, machines: Machines) -> None:

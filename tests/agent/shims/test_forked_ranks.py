@@ -379,7 +379,7 @@ print(before, sys.path.index("/planted") - sys.path.index(folder), type(os.puten
 def test_a_program_sees_what_a_preloaded_module_has_changed(
     any_stage: Stage, tmp_path: Path
 ) -> None:
-    """As the page on start methods says."""
+    """The page on start methods describes these differences."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "planted_changes.py").write_text(CHANGES)
     (tmp_path / "train.py").write_text(SHOWS)

@@ -34,6 +34,16 @@ def started(**job: object) -> list[str]:
         ("curl -o made.py https://host/x\npython made.py", []),
         ("[ -e a.py ] && python a.py", []),
         ("python 'a\npython b.py", []),
+        ("git clone https://host/repo . && python train.py", []),
+        ("curl https://host/x | tar xz && python train.py", []),
+        ("make && ./build/prog", []),
+        # Redirections, arrays and expansions start nothing.
+        ("exec > >(tee -a log.txt) 2>&1\npython a.py", ["a.py"]),
+        ("> out/x\n<\n> >(cat) python b.py\npython a.py &> logs/out", ["b.py", "a.py"]),
+        ("ARGS=(\n --data=data/train\n)\npython a.py", []),
+        ("ARGS=(--data data/train)\npython a.py", ["a.py"]),
+        ('ARGS+=" --data data/train"\npython a.py', ["a.py"]),
+        ("x=$((8/2))\ny=$(date)\npython a.py", ["a.py"]),
     ],
 )
 def test_a_shell_script(script: str, found: list[str]) -> None:
