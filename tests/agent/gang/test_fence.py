@@ -15,8 +15,9 @@ import msgspec
 import pytest
 
 from agent.core.record import TaskRecord
-from agent.gang.fence import Fence, Fenced, FenceError, in_gang, leased, ruleset
+from agent.gang.fence import Fence, Fenced, FenceError, fenced_in, in_gang, leased, ruleset
 from agent.shims.apart import NFT
+from agent.taskdirs.taskdirs import TaskDirs
 from muster.protocol.ids import TaskId
 from muster.protocol.link.control_channel import ArrangeTask, PrepareTask
 from muster.protocol.link.terms import Terms
@@ -115,6 +116,16 @@ def test_a_node_that_joins_holds_its_other_users_back_before_it_is_let_in() -> N
     ):
         assert f'{rule} comment "task {TASK}"' in text.splitlines()
     assert "20002" not in text
+
+
+def test_an_agent_that_starts_again_holds_back_the_users_of_a_node_that_joins(
+    tmp_path: Path,
+) -> None:
+    folders = TaskDirs(tmp_path)
+    prepare = PrepareTask(TASK, "torchrun", None, None, (), {}, 60.0, grows=True)
+    joins = msgspec.structs.replace(prepare, meets=(("10.0.0.1",), 20_001))
+    folders.create(joins, (20_002,))
+    assert fenced_in(folders) == {TASK: leased(os.getuid(), (20_002,), joins)}
 
 
 # --- with a kernel ----------------------------------------------------------------------
