@@ -12,7 +12,7 @@ import yaml
 from examples.local_cluster import MUSTER
 from muster.client import enrolment
 from muster.http.enrolment import JoinSecretRequest
-from tests.cluster.enrolment import Site
+from tests.cluster.enrolment import Site, running
 from tests.cluster.jobs import until
 from tests.cluster.test_wrong_clock import restart
 
@@ -32,14 +32,8 @@ def doctor(site: Site, node: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("approval"), ("--approve",))
-    try:
-        made.up()
-        made.serve()
+    with running(tmp_path_factory.mktemp("approval"), "--approve") as made:
         yield made
-    finally:
-        for daemon in reversed(made.daemons):
-            daemon.stop()
 
 
 def test_a_new_node_waits_until_an_operator_accepts_it(site: Site) -> None:

@@ -118,7 +118,7 @@ class JoinSecret(msgspec.Struct, frozen=True):
 
 class NodeKey(msgspec.Struct, frozen=True):
     """A certificate of a node: digests of it and of its public key, its end (UTC seconds), how many
-    certificates the node had before, and its begin, 0 in old journals. `machine` is the id of the
+    renewals led to it since the join, and its begin, 0 in old journals. `machine` is the id of the
     machine that joined with it, "" in old journals. `pool` is the one of the join secret, "" for
     the node's own choice.
     """
@@ -130,6 +130,11 @@ class NodeKey(msgspec.Struct, frozen=True):
     begins: float = 0.0
     machine: str = ""
     pool: str = ""
+
+    @property
+    def renewed(self) -> bool:
+        """True if a certificate before it was renewed; a join may repeat one of a renewal."""
+        return self.generation > 0
 
 
 class Joined(msgspec.Struct, frozen=True):

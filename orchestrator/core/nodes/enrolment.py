@@ -298,7 +298,10 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
             f"an operator decides about it first: muster node accept {asked.node} (or --reject)",
         )
     waits = not same and (known or secret.approve or asked.approve)
-    of_node = replace(asked.key, pool=secret.pool)
+    # A renewal that the node has not shown yet stays on record as one.
+    earlier = joined.next if joined is not None and same else None
+    generation = 0 if earlier is None else earlier.generation
+    of_node = replace(asked.key, pool=secret.pool, generation=generation)
     return ef.NodeJoined(asked.node, of_node, secret.id, asked.peer, waits)
 
 
@@ -337,6 +340,7 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
     twice = any(asked.fingerprint == each.fingerprint for each in joined.previous) or (
         asked.fingerprint == current.fingerprint
         and joined.next is not None
+        and joined.next.renewed
         and joined.next.key_sha256 != asked.key.key_sha256
     )
     if twice:
