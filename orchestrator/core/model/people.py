@@ -143,7 +143,7 @@ class Joined(msgspec.Struct, frozen=True):
     the certificate of another machine at the address `peer` that claims the name. `revoked`: the
     last certificate was revoked, and none has been accepted since. `why` is the coordinator's own
     reason for that. `since` is when it joined or was accepted (UTC seconds), from the address
-    `origin`. `refused` is why its last hello was refused, while it has never connected.
+    `origin`. `refused` is why its last hello was refused, until it connects.
     """
 
     current: NodeKey | None = None
