@@ -357,7 +357,7 @@ def _load(safety: Any, before: Message, reads: Any, name: str) -> None:
     except BaseException as error:
         why = f"cannot be imported: {type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
-            why += "; a module of the job's own folder needs `env: {PYTHONPATH: .}`"
+            why += "; name the folder of a module that travels with the job: `env: {PYTHONPATH: .}`"
         raise safety.Unsafe(f"{name} {why}") from error
     finally:
         reads.end()
@@ -425,7 +425,9 @@ def _become(
 
 def _hidden(argv: list[str]) -> str:
     """The first module beside the program that a cold rank would import instead of a loaded one."""
-    folder = os.getcwd() if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
+    folder = os.path.realpath(
+        "." if argv[2] == "-m" else os.path.dirname(os.path.realpath(argv[2]))
+    )
     try:
         names = sorted(os.listdir(folder))
     except OSError:
@@ -433,9 +435,10 @@ def _hidden(argv: list[str]) -> str:
     for name in names:
         module = sys.modules.get(name.partition(".")[0])
         loaded = getattr(module, "__file__", None)
+        loaded = loaded and os.path.realpath(loaded)
         path = os.path.join(folder, name)
         package = os.path.join(path, "__init__.py")
-        if loaded is None or loaded in (path, package):
+        if not loaded or loaded in map(os.path.realpath, (path, package)):
             continue
         if name.endswith((".py", ".so")) or os.path.isfile(package):
             return f"{path} has the name of a loaded module"

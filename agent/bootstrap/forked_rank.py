@@ -234,6 +234,9 @@ def _limited_by_mkl(number: int, folder: str) -> int:
     """The number that torch takes from MKL if OMP_NUM_THREADS is `number`: at most one a core."""
     try:
         library = ctypes.CDLL(os.path.join(folder, "lib", "libtorch_cpu.so"))
+        # torch sets these two, and MKL would answer by them.
+        library.MKL_Set_Num_Threads_Local(0)
+        library.MKL_Set_Dynamic(1)
         library.omp_set_num_threads(number)
         return int(library.MKL_Get_Max_Threads())
     except (OSError, AttributeError):
@@ -265,10 +268,27 @@ def _openblas() -> list[list[Any]]:
     return found
 
 
-def _follow_number_of_threads() -> None:
-    """Set the number of threads when the program sets OMP_NUM_THREADS.
+class _FirstImport:
+    """Stands for the spec of a loaded module until the program imports that module.
 
-    Programs do so before they import torch, which is loaded already here.
+    An import statement reads `_initializing` of the spec of a module that it finds loaded.
+    """
+
+    def __init__(self, module: Any, react: Any) -> None:
+        self._module, self._spec, self._react = module, module.__spec__, react
+        module.__spec__ = self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_initializing" and self._module.__spec__ is self:
+            self._module.__spec__ = self._spec
+            self._react()
+        return getattr(self._spec, name)
+
+
+def _follow_number_of_threads() -> None:
+    """Set the number of threads when the program sets OMP_NUM_THREADS before it imports torch.
+
+    torch is loaded already here. A cold rank's torch would read the variable at its import.
     """
     put = os.putenv
 
@@ -278,4 +298,9 @@ def _follow_number_of_threads() -> None:
         if os.fsdecode(name) == "OMP_NUM_THREADS" and text.isdecimal() and int(text) > 0:
             set_threads(int(text))
 
+    def end() -> None:
+        if os.putenv is putenv:
+            os.putenv = put
+
     os.putenv = putenv
+    _FirstImport(sys.modules["torch"], end)

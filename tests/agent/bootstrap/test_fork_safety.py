@@ -258,7 +258,7 @@ def test_a_module_that_makes_forks_unsafe_is_refused(refused: dict[str, str], na
 def test_a_module_that_is_not_found_is_refused_with_the_way_to_name_its_folder(
     refused: dict[str, str],
 ) -> None:
-    remedy = "a module of the job's own folder needs `env: {PYTHONPATH: .}`"
+    remedy = "name the folder of a module that travels with the job: `env: {PYTHONPATH: .}`"
     assert refused["not_there"].endswith(remedy)
     assert remedy not in refused["planted_missing"]
 

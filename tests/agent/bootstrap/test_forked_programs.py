@@ -61,16 +61,15 @@ except ValueError:
 """,
     "warns": "import warnings\nwarnings.warn('careful')\nwarnings.warn('old', DeprecationWarning)",
     "exit_handlers": """
-import atexit, threading, time
-go = threading.Event()
+import atexit, threading
 class Deleted:
     def __del__(self):
         print("deleted")
 kept = Deleted()
 atexit.register(print, "first registered")
-atexit.register(lambda: (print("last registered"), go.set()))
+atexit.register(print, "last registered")
 def late():
-    time.sleep(0.01)
+    threading.main_thread().join()
     print("a thread", threading.main_thread().is_alive())
 threading.Thread(target=late).start()
 print("main ends")
@@ -152,6 +151,14 @@ os.environ["OMP_NUM_THREADS"] = "3"
 import torch
 print(torch.get_num_threads(), "OMP_NUM_THREADS=3" in open("/proc/self/environ").read())
 """,
+    "threads_of_torch_stay": """
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+from torch import get_num_threads
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+print(get_num_threads(), torch.__spec__.name, type(torch.__spec__))
+""",
     "threads_of_numpy": """
 import os, numpy
 print(len(os.listdir("/proc/self/task")))
@@ -212,6 +219,8 @@ def main():
             error_file = f"{folder}/{name}.{way}.json"
             env = {**os.environ, "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
             env["TORCHELASTIC_ERROR_FILE"] = error_file
+            # torchrun sets it for several ranks. It need not be set at the gate.
+            env.setdefault("OMP_NUM_THREADS", "1")
             paths = [f"{folder}/{name}.{way}.{stream}" for stream in ("stdout", "stderr")]
             out, err = (os.open(path, os.O_CREAT | os.O_WRONLY) for path in paths)
             options = {"env": env, "stdout": out, "stderr": err}
@@ -281,9 +290,7 @@ def found(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found_as_modules(folder: Path) -> dict[str, Any]:
     names = [
-        name
-        for name in PROGRAMS
-        if name.startswith(("exit", "raise", "pickles", "threads_of_numpy"))
+        name for name in PROGRAMS if name.startswith(("exit", "raise", "pickles", "threads_of"))
     ]
     return outcomes(folder, ["-m", *names], {"PYTHONUNBUFFERED": "1"})
 
