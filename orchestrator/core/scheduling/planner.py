@@ -140,9 +140,22 @@ class Planner:
                 event = QueueEvent(MoveCause.OVERRUN, job=name)
             if event not in self.events:
                 self.events.append(event)
+        absent = self._absent()
         for node in self.state.nodes.values():
-            if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
+            silent = (
+                node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono
+            )
+            if silent or node.name in absent:
                 self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
+
+    def _absent(self) -> set[NodeName]:
+        """The booked nodes that have not returned after a restart by the time planned for that."""
+        nodes = self.state.nodes
+        away = {it.name for it in nodes.values() if it.link is LinkState.OFFLINE}
+        if not away or self.returns_at > self.now.mono:
+            return set()
+        booked = [it for it in self.state.plan.bookings.values() if it.start < math.inf]
+        return {name for it in booked for name in away.intersection(it.nodes)}
 
     def _lost_deadline(self, job: Job, old: PlannedEnd) -> QueueEvent | None:
         """The event by which a drain no longer ends the attempt as early as planned."""
