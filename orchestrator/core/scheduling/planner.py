@@ -219,16 +219,19 @@ class Planner:
         profile, now = self.profile, self.now.mono
         end = now + duration_s(job.spec)
         # No other booking matters for a start now.
-        near = profile.booked_idle(job.spec)
+        idle = profile.idle_nodes(job.spec)
+        near = profile.booked_on(idle)
         behind = near & self._behind(job, promised=True) & self.promises.keys()
         behind -= self.restored | ignored
+        # Whether the job needs nodes that failed it depends on all nodes.
+        only = None if job.avoid else idle
         for _ in range(GANGS_TRIED):
             if not behind:
                 return False
             profile.spent += DISPLACING_WORK
-            if not profile.may_begin(job.spec, near & ignored | behind):
+            if not profile.may_begin(job.spec, near & ignored | behind, idle):
                 return False
-            gang, trial = profile.judge(job, now, end, near & ignored | behind)
+            gang, trial = profile.judge(job, now, end, near & ignored | behind, only)
             if not gang:
                 return False
             displaced = [it for it in behind if self._needs(it, gang, end)]
