@@ -22,6 +22,8 @@ FORMERLY_BROKEN = (
     (10337, 100.0),
     (10348, 40.0),
     (10363, 100.0),
+    (11152, 40.0),
+    (11210, 40.0),
 )
 """Seeds and seconds of trouble that found bugs of the plan or of the checkers."""
 

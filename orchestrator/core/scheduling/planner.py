@@ -140,9 +140,22 @@ class Planner:
                 event = QueueEvent(MoveCause.OVERRUN, job=name)
             if event not in self.events:
                 self.events.append(event)
+        absent = self._absent()
         for node in self.state.nodes.values():
-            if node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono:
+            silent = (
+                node.link is LinkState.SUSPECT and node.answered_at + self.lease_s <= self.now.mono
+            )
+            if silent or node.name in absent:
                 self.events.append(QueueEvent(MoveCause.UNREACHABLE, node=node.name))
+
+    def _absent(self) -> set[NodeName]:
+        """The booked nodes that have not returned after a restart by the time planned for that."""
+        nodes = self.state.nodes
+        away = {it.name for it in nodes.values() if it.link is LinkState.OFFLINE}
+        if not away or self.returns_at > self.now.mono:
+            return set()
+        booked = [it for it in self.state.plan.bookings.values() if it.start < math.inf]
+        return {name for it in booked for name in away.intersection(it.nodes)}
 
     def _lost_deadline(self, job: Job, old: PlannedEnd) -> QueueEvent | None:
         """The event by which a drain no longer ends the attempt as early as planned."""
@@ -206,16 +219,19 @@ class Planner:
         profile, now = self.profile, self.now.mono
         end = now + duration_s(job.spec)
         # No other booking matters for a start now.
-        near = profile.booked_idle(job.spec)
+        idle = profile.idle_nodes(job.spec)
+        near = profile.booked_on(idle)
         behind = near & self._behind(job, promised=True) & self.promises.keys()
         behind -= self.restored | ignored
+        # Whether the job needs nodes that failed it depends on all nodes.
+        only = None if job.avoid else idle
         for _ in range(GANGS_TRIED):
             if not behind:
                 return False
             profile.spent += DISPLACING_WORK
-            if not profile.may_begin(job.spec, near & ignored | behind):
+            if not profile.may_begin(job.spec, near & ignored | behind, idle):
                 return False
-            gang, trial = profile.judge(job, now, end, near & ignored | behind)
+            gang, trial = profile.judge(job, now, end, near & ignored | behind, only)
             if not gang:
                 return False
             displaced = [it for it in behind if self._needs(it, gang, end)]

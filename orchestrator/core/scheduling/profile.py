@@ -217,11 +217,12 @@ class Profile:
             found = self.memo.served[pool] = self._bits(served)
         return found
 
-    def _timeline(self, gpus: int | None, ignored: AbstractSet[JobId]) -> Timeline:
+    def _timeline(
+        self, gpus: int | None, ignored: AbstractSet[JobId], on: Sequence[NodeName] | None = None
+    ) -> Timeline:
         """The times of room for `gpus` on all nodes, None for whole nodes. Bookings of jobs in
-        `ignored` do not count.
-
-        A node that is away has none before it returns.
+        `ignored` do not count, with `on` only on these nodes. A node that is away has no room
+        before it returns.
         """
         key, lines = gpus, self.memo.lines
         line = lines.get(key) or Line(NEVER, set(self.state.nodes))
@@ -231,9 +232,10 @@ class Profile:
         without = self.bookings.keys() & ignored
         if not without:
             return line.known
-        again = (key, self.version, without)
+        again = (key, self.version, without, on)
         if self._without[0] != again:
             names = {name for job in without for name in self.bookings[job].nodes}
+            names = names if on is None else names.intersection(on)
             known = self._changed_line(line.known, gpus, names, without)
             self._without = (again, known)
         return self._without[1]
@@ -282,11 +284,9 @@ class Profile:
         if self._some_away:
             fitting = [self._at(node, start) for node in fitting]
         kept = self._usable(job, fitting, are_all=only is None)
-        room = (
-            self._timeline(spec.resources.gpu, ignored).free(-1, start, end)
-            if start < math.inf
-            else -1
-        )
+        room = -1
+        if start < math.inf:
+            room = self._timeline(spec.resources.gpu, ignored, only).free(-1, start, end)
         bits = self.memo.bits
         nodes = {
             node.name: self._copy(node, start, end, ignored)
@@ -400,24 +400,27 @@ class Profile:
             self.spent += 10
         return until
 
-    def may_begin(self, spec: JobSpec, ignored: AbstractSet[JobId]) -> bool:
+    def may_begin(
+        self, spec: JobSpec, ignored: AbstractSet[JobId], on: Sequence[NodeName] | None = None
+    ) -> bool:
         """True if enough nodes may have room for the job from now on; False is certain."""
         nodes = self._fits(spec).bits & self._in_service(spec.pool)
-        line = self._timeline(spec.resources.gpu, ignored)
-        end = self.now + duration_s(spec)
+        line = self._timeline(spec.resources.gpu, ignored, on)
         self.spent += 5
-        return line.free(nodes, self.now, end).bit_count() >= spec.nodes
+        return line.free(nodes, self.now, self.now + duration_s(spec)).bit_count() >= spec.nodes
 
     def has_idle(self, spec: JobSpec, some: AbstractSet[NodeName]) -> bool:
         """True if enough nodes are idle at this moment, one of `some` among them."""
         idle = self._idle(spec)
         return idle.bit_count() >= spec.nodes and bool(idle & self._bits(some))
 
-    def booked_idle(self, spec: JobSpec) -> set[JobId]:
-        """The jobs that have booked a node that is idle at this moment."""
+    def idle_nodes(self, spec: JobSpec) -> tuple[NodeName, ...]:
+        """The nodes that have room at this moment."""
         idle, bits = self._idle(spec), self.memo.bits
-        nodes = (node.name for node in self.fitting(spec) if bits.get(node.name, 0) & idle)
         self.spent += 50
+        return tuple(it.name for it in self.fitting(spec) if bits.get(it.name, 0) & idle)
+
+    def booked_on(self, nodes: Iterable[NodeName]) -> set[JobId]:
         return {job for name in nodes for job in self._booked.get(name, _NONE)}
 
     def _idle(self, spec: JobSpec) -> int:

@@ -282,3 +282,22 @@ def test_a_promise_that_counted_on_the_deadline_of_a_drain_moves_by_the_resume()
     assert promised_in_s(cluster, 2) == 300 + 30 + CLEAN_S
     cluster.resume("n0")
     assert moves(cluster, 2) == [MoveCause.RESUME]
+
+
+def test_a_promise_is_lost_by_a_node_that_does_not_return_after_a_restart() -> None:
+    cluster = cluster_of(2)
+    cluster.submit(limited(HOUR))
+    cluster.run_gang(1)
+    again = restarted(cluster)
+    again.join("n0", tasks=(task_report(task(1, 1, 0), TaskState.STARTED),))
+    again.submit(limited(HOUR))
+    again.change(2, hold=True)
+    again.job(2).avoid = frozenset({NodeName("n1")})
+    again.change(2, hold=False)
+    assert again.job(2).starts_by is not None
+    again.drain("n0")  # n1 may be back long before the promised time
+    assert again.state.plan.bookings[JobId(2)].nodes == ("n1",)
+    assert moves(again, 2) == []
+    again.beat(2 * again.limits.lease_s)
+    assert again.job(2).starts_by is None
+    assert moves(again, 2) == [MoveCause.UNREACHABLE]
