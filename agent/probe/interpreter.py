@@ -23,10 +23,9 @@ found = importlib.util.find_spec("torch")
 print(found is not None and found.origin is not None, site.ENABLE_USER_SITE is True)
 """
 _FOUND: Final = frozenset({b"True", b"False"})
-_FIX: Final = (
-    "jobs that need torch and name no `python` do not run here: set `python` of agent.yaml to an "
-    "environment with torch, and restart the agent"
-)
+_STAYS: Final = "jobs that need torch and name no `python` do not run here"
+_SET: Final = "set `python` of agent.yaml to an environment with torch, and restart the agent"
+_FIX: Final = f"{_STAYS}: {_SET}"
 
 
 class UnknownError(Exception):
@@ -68,7 +67,11 @@ def look_for_torch(
         if submitters and isinstance(error, PermissionError):
             # Some users may be let in.
             raise UnknownError(f"{program}: {error.strerror}") from error
-        return _cannot_run(program, error.strerror or str(error))
+        lack = _cannot_run(program, error.strerror or str(error))
+        if program.exists():
+            return lack
+        fix = f"{_STAYS}: make one with torch at {python}, which needs no restart, or {_SET}"
+        return lack._replace(fix=fix)
     if code:
         last = err.decode(errors="replace").strip().splitlines()
         return _cannot_run(program, last[-1] if last else f"exit code {code}")

@@ -67,6 +67,9 @@ def test_torch_is_looked_for_and_not_imported(prefix: Path) -> None:
 
 def test_an_interpreter_that_cannot_run_is_named(prefix: Path) -> None:
     assert "cannot run (No such file or directory)" in check(prefix / "none")
+    missing = look_for_torch(prefix / "none", None)
+    assert missing is not None
+    assert f"make one with torch at {prefix}/none, which needs no restart" in missing.fix
     broken = prefix / "broken"
     broken.write_text("#!/bin/sh\necho 'no libpython' >&2\nexit 127\n")
     broken.chmod(0o755)
