@@ -53,10 +53,20 @@ class Index:
             self.now_ns = probe.stat().st_mtime_ns
             probe.unlink()
 
+    def __contains__(self, path: str) -> bool:
+        """True if the last scan had a file of this name."""
+        return path in self._entries
+
     def chunks(self, path: str, found: os.stat_result) -> tuple[str, ...] | None:
         """Return the chunks of a file that has not changed, else None."""
         entry = self._entries.get(path)
-        if entry is None or entry[:4] != _key(found):
+        if (
+            entry is None
+            or entry[0] != found.st_ino
+            or entry[1] != found.st_size
+            or entry[2] != found.st_mtime_ns
+            or entry[3] != found.st_ctime_ns
+        ):
             return None
         return entry[4]
 

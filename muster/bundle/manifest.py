@@ -30,6 +30,7 @@ _EMPTY_BYTES: Final = 64
 _ESCAPED_BYTES: Final = 6
 """Bytes of a character in the encoding at most; above, of a manifest without entries, of an entry
 without its texts, and of a chunk."""
+_PLAIN: Final = re.compile(rf"(?:[\w-][\w.-]*/){{0,{LEVELS_MAX - 1}}}[\w-][\w.-]*", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,9 +48,13 @@ class File(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def sizes(self) -> Iterable[tuple[str, int]]:
         """Each chunk with its size."""
+        if len(self.chunks) == 1:
+            return ((self.chunks[0], self.size),)
         last = len(self.chunks) - 1
-        for number, chunk in enumerate(self.chunks):
-            yield chunk, CHUNK_BYTES if number < last else self.size - last * CHUNK_BYTES
+        return [
+            (chunk, CHUNK_BYTES if number < last else self.size - last * CHUNK_BYTES)
+            for number, chunk in enumerate(self.chunks)
+        ]
 
 
 class TreeLink(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -169,16 +174,20 @@ def _check_paths(paths: list[str]) -> None:
     # A folder has a number, because many long paths would have too many prefixes to keep. Because
     # names may be compared without case on some node, folders count as well as files.
     entries: dict[tuple[int, str], tuple[int, str, bool]] = {}
+    above, inside = "", 0
     for path in paths:
         if why := path_problem(path):
             raise BadManifestError(f"the path {path!r} {why}")
-        folder, parts = 0, path.split("/")
-        for level, name in enumerate(parts, 1):
+        parts = path.split("/")
+        before, above = above, path[: -len(parts[-1])]
+        # Most paths are in the folder of the one before.
+        begin, folder = (len(parts) - 1, inside) if above == before else (0, 0)
+        for level, name in enumerate(parts[begin:], begin + 1):
+            inside = folder
             new = (len(entries) + 1, name, level == len(parts))
             number, spelled, is_file = entries.setdefault((folder, name.casefold()), new)
             if spelled != name:
-                above = parts[: level - 1]
-                other, here = ("/".join([*above, last]) for last in (spelled, name))
+                other, here = ("/".join([*parts[: level - 1], last]) for last in (spelled, name))
                 raise BadManifestError(f"{other!r} and {here!r} differ only by case")
             if number != new[0] and (is_file or level == len(parts)):
                 raise BadManifestError(f"{path!r} stands for two files, or a file and a folder")
@@ -189,6 +198,8 @@ def _check_paths(paths: list[str]) -> None:
 
 def path_problem(path: str) -> str:
     """Return why no file may have this path, or an empty text."""
+    if len(path) <= _NAME_BYTES_MAX and _PLAIN.fullmatch(path):  # as most are
+        return ""
     try:
         raw = path.encode()
     except UnicodeEncodeError:

@@ -73,8 +73,9 @@ class PackBuffer:
     """A pack in the making, in memory that the next one uses again: of new memory, the kernel
     clears each page."""
 
-    def __init__(self) -> None:
-        self._view = memoryview(bytearray(PACK_BYTES_MAX))
+    def __init__(self, size: int = PACK_BYTES) -> None:
+        """`size` is that of its chunks at most, or of one chunk."""
+        self._view = memoryview(bytearray(size + PACK_BYTES_MAX - PACK_BYTES))
         self._places: dict[str, tuple[int, int]] = {}
         self._end = 0
 

@@ -49,20 +49,16 @@ class ScanError(Exception):
 
 
 class Scanned(NamedTuple):
-    """A folder as it was at the scan. `before` names the bundle of the scan before, if there was
-    one: it has all chunks but those in `fresh`."""
+    """A folder as it was at the scan. `sha256` is the name of its bundle, `before` that of the scan
+    before, if there was one: that bundle has all chunks but those in `fresh`."""
 
     folder: Path
     manifest: CodeManifest
     data: bytes
     ignored: dict[str, Origin]
+    sha256: str
     before: str = ""
     fresh: frozenset[str] = frozenset()
-
-    @property
-    def sha256(self) -> str:
-        """The name of the bundle."""
-        return digest(self.data)
 
 
 _Content: TypeAlias = tuple[os.stat_result, tuple[str, ...]]
@@ -157,7 +153,9 @@ def read(
             left += status.st_size
         else:
             content[path] = status, chunks
-    if pending:
+    # Any part of the names that were checked at the last scan can be made, too.
+    known = index.checked and not found.links and all(path in index for path, _ in pending)
+    if pending and not known:
         _check(found)
     fresh: set[str] = set()
     for some in _read_all(folder, pending, take):
@@ -171,7 +169,7 @@ def read(
     )
     manifest = CodeManifest(files, tuple(found.links))
     data, before = encode(manifest), index.checked
-    scanned = Scanned(folder, manifest, data, found.ignored, before, frozenset(fresh))
+    scanned = Scanned(folder, manifest, data, found.ignored, digest(data), before, frozenset(fresh))
     if pending or index.checked != scanned.sha256:
         # Otherwise nothing differs from the last scan, which checked and saved the same.
         if not pending:
@@ -250,7 +248,7 @@ def _walk(folder: Path, files_max: int) -> Listing:
                 continue
             path = f"{base}{entry.name}"
             is_folder = entry.is_dir(follow_symlinks=False)
-            origin = ignoring(inner, path, entry.name, directory=is_folder)
+            origin = ignoring(inner, path, entry.name, directory=is_folder) if inner else None
             if origin is not None:
                 found.ignored[f"{path}/" if is_folder else path] = origin
             elif is_folder:
@@ -323,7 +321,8 @@ class _Taken:
 
     def __init__(self, take: Take | None) -> None:
         self._take = take
-        self._pack = PackBuffer()
+        # What is only hashed has room in less memory, of which the kernel clears each page.
+        self._pack = PackBuffer(CHUNK_BYTES if take is None else PACK_BYTES)
 
     def read(self, fd: int, at: int, size: int) -> str:
         """Read a chunk, less at the end of the file, and return its name. It is handed over with

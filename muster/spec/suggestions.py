@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from typing import Final
 
 _MAX_COMPARED_CHARS: Final = 64
+_MAX_PATH_CHARS: Final = 256
+_MAX_COMPARED_PATHS: Final = 2000
 
 # Section path, key there -> the key of a job file.
 _ELSEWHERE: Final = {
@@ -150,3 +152,20 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     near = difflib.get_close_matches(word[:_MAX_COMPARED_CHARS].lower(), sorted(known), n=1)
     return near[0] if near else None
+
+
+def nearest_path(path: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that the user probably meant: a file of that name in another
+    folder, else one with a similar name and the same suffix. Returns None if there is none."""
+    folder, _, name = path.rpartition("/")
+    ending = name.rpartition(".")[2]
+    alike = sorted(other for other in known if other.endswith(f".{ending}"))[:_MAX_COMPARED_PATHS]
+    if same := [other for other in alike if other.rpartition("/")[2] == name]:
+        return min(same, key=lambda other: other.count("/"))
+    here = [other for other in alike if other.rpartition("/")[0] == folder]
+    import difflib
+
+    for some in (here, alike):
+        if near := difflib.get_close_matches(path[:_MAX_PATH_CHARS], some, n=1):
+            return near[0]
+    return None

@@ -260,3 +260,15 @@ def test_folders_of_many_small_files_look_like_data() -> None:
     assert data_folders([*deep, *code]) == [("d/", DATA_FILES, DATA_FILES)]
     # A large file is named by itself.
     assert data_folders([("b/x.npy", DATA_BYTES + 1)]) == []
+
+
+def test_a_name_that_is_new_beside_known_ones_is_checked(folder: Path, tmp_path: Path) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (1, 1))
+    before = scan(folder, tmp_path / "cache")
+    (folder / "train.py").write_text("changed")
+    changed = scan(folder, tmp_path / "cache")
+    assert changed.before == before.sha256
+    (folder / "TRAIN.py").write_text("new")
+    with pytest.raises(ScanError, match="differ only by case"):
+        scan(folder, tmp_path / "cache")

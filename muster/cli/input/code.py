@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -34,10 +35,12 @@ from muster.cli.output.progress import Progress
 from muster.client import ApiError, Client
 from muster.protocol.roles import Role
 from muster.protocol.text import count
-from muster.spec.checks.scripts import scripts
+from muster.spec.checks.scripts import needed_scripts, scripts
 from muster.spec.model import JobSpec
+from muster.spec.suggestions import nearest_path
 
 _NAMED: Final = 10
+_ABSENT: Final = "is not in the code that travels with the job"
 _LARGE_BYTES: Final = 50 << 20
 _LARGE_FILES: Final = 5000
 _UNKNOWN: Final = "unknown_bundle"
@@ -48,6 +51,19 @@ _SENDERS: Final = 2
 """The number that the coordinator reads of one user at a time."""
 
 
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Pause the garbage collector, which would look again and again at all files of a folder."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+@_no_collections()
 def ship(client: Client, job: JobInput, folder: Path) -> JobInput:
     """Send the code of a job, and return the job with its hash. A folder that the job does not name
     stays here if the job's pool has one. Raises ClientError and RefusedError."""
@@ -56,7 +72,7 @@ def ship(client: Client, job: JobInput, folder: Path) -> JobInput:
         note(f"workdir: {safe(there)}, by the defaults of pool {safe(job.spec.pool)}")
         return job
     with _refusals():
-        found = _listing(job, folder, coordinator.code_bytes_max)
+        found = _listing(job, folder, coordinator.code_bytes_max, strict=True)
         upload = Upload(client, found)
         code = _read(found, upload.take)
         shipped = with_code(job, code)
@@ -72,15 +88,23 @@ def with_code(job: JobInput, code: Scanned) -> JobInput:
     return job if job.by_default and empty else job.with_bundle(code.sha256)
 
 
-def read_code(job: JobInput, folder: Path) -> Scanned:
+@_no_collections()
+def read_code(job: JobInput, folder: Path, *, strict: bool = False) -> Scanned:
     """Read the folder of a job's code, and report what its author should know before it is sent.
-    Raises RefusedError."""
+    Raises RefusedError, if `strict` also for a job that cannot run with it."""
     with _refusals():
-        return _read(_listing(job, folder, 0), None)
+        return _read(_listing(job, folder, 0, strict=strict), None)
 
 
-def _listing(job: JobInput, folder: Path, bytes_max: int) -> Listing:
-    """Find what travels, and report what its author should know. Raises ScanError."""
+def is_sent(client: Client, job: JobInput) -> bool:
+    """True if the folder of the job's code is sent: a pool may have another for jobs that name
+    none. Raises ClientError."""
+    return not job.by_default or job.spec.pool not in client.version().workdirs
+
+
+def _listing(job: JobInput, folder: Path, bytes_max: int, *, strict: bool) -> Listing:
+    """Find what travels, and report what its author should know. Raises ScanError, if `strict`
+    also if the job's program does not travel."""
     if not folder.is_dir():
         raise ScanError(
             f"workdir: there is no folder {folder} on this machine",
@@ -88,6 +112,8 @@ def _listing(job: JobInput, folder: Path, bytes_max: int) -> Listing:
             "nodes; write an absolute path for one that the nodes have",
         )
     found = listing(folder, bytes_max=bytes_max)
+    if strict:
+        _check_program(found, job.spec)
     for said in remarks(found, job.spec, by_default=job.by_default):
         note(safe(said))
     return found
@@ -137,8 +163,8 @@ def remarks(code: Listing, spec: JobSpec | None, *, by_default: bool) -> Iterato
             f"the code has folders that look like data: {_some(named)}; name them in "
             ".musterignore, and keep data on storage that the nodes mount"
         )
-    for script in () if spec is None else _absent(code, spec):
-        yield f"{script} is not in the code that travels with the job{_why_not(code, script)}"
+    for script in () if spec is None else _absent(code, scripts(spec)):
+        yield f"{script} {_ABSENT}{_why_not(code, script)}"
 
 
 def listed(code: Scanned) -> str:
@@ -148,6 +174,7 @@ def listed(code: Scanned) -> str:
     return "\n".join(sorted(lines, key=lambda line: line[11:]))
 
 
+@_no_collections()
 def send_again(client: Client, number: int) -> Scanned:
     """Send the code of a job as it is now, in the folder from which this machine sent it. Raises
     ClientError and RefusedError."""
@@ -209,26 +236,29 @@ class Upload:
     def finish(self, code: Scanned) -> None:
         """Send the manifest, and first what the coordinator still lacks. Raises ClientError and
         ScanError."""
-        names = code.manifest.chunks()
-        there = (self._there and self._there >= names.keys() and self._is_stored(code)) or (
-            self._is_known(code.sha256) or (self._send_fresh(code, names) and self._is_stored(code))
-        )
-        if not there:
-            self._send(code, self._missing(names))
+        if not (self._is_complete(code) or self._is_known(code.sha256) or self._is_renewed(code)):
+            self._send(code, self._missing(code.manifest.chunks()))
             self._send_manifest(code)
         if self._sent:
             total = size_text(sum(self._sent.values()))
             note(f"sent {total} of code in {count(len(self._sent), 'new piece')}")
         remember(cache_folder(os.environ), code.sha256, code.folder)
 
-    def _send_fresh(self, code: Scanned, names: Mapping[str, int]) -> bool:
-        """Send what is not in the bundle of the scan before. Returns False if the coordinator does
-        not have that one. Otherwise it is not asked about thousands of chunks for one new line."""
+    def _is_complete(self, code: Scanned) -> bool:
+        """True if all content was sent while it was read, and the manifest is sent."""
+        sent = bool(self._there) and self._there >= code.manifest.chunks().keys()
+        return sent and self._is_stored(code)
+
+    def _is_renewed(self, code: Scanned) -> bool:
+        """Send what is not in the bundle of the scan before, and the manifest. Returns False if the
+        coordinator lacks content, as without that bundle. Otherwise it is not asked about thousands
+        of chunks for one new line."""
         if not code.before or not self._is_known(code.before):
             return False
+        names = code.manifest.chunks() if code.fresh else {}
         fresh = {chunk: names[chunk] for chunk in code.fresh}
         self._send(code, self._missing(fresh) if fresh else {})
-        return True
+        return self._is_stored(code)
 
     def _is_stored(self, code: Scanned) -> bool:
         """Send the manifest. Returns False if the coordinator lacks content."""
@@ -337,10 +367,23 @@ def _places(files: tuple[File, ...], wanted: Mapping[str, int]) -> dict[str, tup
     }
 
 
-def _absent(code: Listing, spec: JobSpec) -> Iterator[str]:
-    """Yield the scripts that the job starts and that do not travel."""
+def _check_program(code: Listing, spec: JobSpec) -> None:
+    """Raise ScanError if the program of the job does not travel with it."""
+    script = next(_absent(code, needed_scripts(spec)), None)
+    if script is None:
+        return
+    near = nearest_path(script, code.paths())
+    meant = f"did you mean {near}? " if near else ""
+    hint = f"{meant}For a file that only the nodes have, write its absolute path"
+    raise ScanError(f"run: {script} {_ABSENT}{_why_not(code, script)}", hint)
+
+
+def _absent(code: Listing, started: Sequence[str]) -> Iterator[str]:
+    """Yield those scripts that do not travel."""
+    if not started:
+        return
     paths, links = code.paths(), {link.path for link in code.links}
-    for script in scripts(spec):
+    for script in started:
         above = set(accumulate(script.split("/"), "{}/{}".format))
         if script not in paths and not above & links:
             yield script

@@ -266,9 +266,13 @@ def _check_only(job: JobInput, *, as_json: bool) -> int:
     """Check the job here and, if it answers, by the coordinator; print it with its defaults."""
     sent = job
     if job.code is not None:
-        from muster.cli.input.code import read_code, with_code
+        from muster.cli.input.code import is_sent, read_code, with_code
 
-        sent = with_code(job, read_code(job, job.code))
+        try:
+            strict = is_sent(connect(), job)
+        except ClientError:
+            strict = not job.by_default
+        sent = with_code(job, read_code(job, job.code, strict=strict))
     try:
         # The pool's own `workdir` is preferred to the folder that a job does not name.
         found = connect().validate((job if job.by_default else sent).mapping)

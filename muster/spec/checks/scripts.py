@@ -7,13 +7,14 @@ more trust than a missing one.
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
 from muster.spec.command import is_python
-from muster.spec.model import Argv, Command, JobSpec, Launcher, Shell
+from muster.spec.model import Argv, Command, JobSpec, Launcher, Shell, run_on_node
 from muster.spec.slurm.shell_words import base_name, suffix
 
 _SUFFIXES: Final = (".py", ".sh")
@@ -33,6 +34,8 @@ _MAKES_FILES: Final = (
 _ENDS: Final = frozenset(_OTHER_FOLDER + _MAKES_FILES)
 _OPERATORS: Final = ";&|()<>"
 _EXPANDED: Final = frozenset("$*?[]{}~`")
+# Options of Python after which the next word is the script.
+_PLAIN_OPTIONS: Final = re.compile(r"-[bBdEiIOPqRsSuvx]+")
 _LINES_MAX: Final = 2000
 
 
@@ -47,6 +50,29 @@ def scripts(spec: JobSpec) -> tuple[str, ...]:
             if not path.startswith("/") and not _EXPANDED.intersection(path):
                 found[posixpath.normpath(path)] = None
     return tuple(path for path in found if not path.startswith(".."))
+
+
+def needed_scripts(spec: JobSpec) -> tuple[str, ...]:
+    """Return those without which the job cannot run, because they are the program of its nodes and
+    no command runs before it."""
+    found = scripts(spec)
+    commands = [run_on_node(spec, rank) for rank in range(min(spec.nodes, 2))]
+    programs = {_program(command, spec.launcher) for command in commands}
+    programs = {posixpath.normpath(program) for program in programs if program}
+    return tuple(path for path in found if path in programs)
+
+
+def _program(command: Command, launcher: Launcher) -> str:
+    """Return the Python script that a list of words runs; empty if that is uncertain."""
+    if not isinstance(command, Argv):
+        return ""
+    words = command.argv
+    if launcher is not Launcher.NONE:
+        return words[0] if suffix(words[0]) == ".py" else ""
+    first = next((word for word in words[1:] if not word.startswith("-")), "")
+    options = words[1 : words.index(first)] if first else ()
+    plain = is_python(words[0]) and all(map(_PLAIN_OPTIONS.fullmatch, options))
+    return first if plain and suffix(first) == ".py" else ""
 
 
 def _of_command(command: Command | None, launcher: Launcher) -> Iterator[str]:

@@ -154,8 +154,6 @@ def test_options_of_the_command_are_the_commands(
 @pytest.mark.parametrize(
     ("arguments", "warned"),
     [
-        (("--", "python", "trian.py", "--lr", "1"), True),
-        (("--", "sub/trian.py"), True),
         (("--", "train.py"), False),
         (("--", "-m", "train"), False),
         (("--", "/data/trian.py"), False),
@@ -175,6 +173,17 @@ def test_a_script_that_is_not_in_this_folder_is_reported_before_it_waits(
     done = run("submit", *words, HOME=ELSEWHERE)
     assert (done.returncode, done.stdout) == (0, b"42\n"), done.stderr
     assert (b"trian.py is not in th" in done.stderr) is warned
+
+
+@pytest.mark.parametrize("words", [("python", "trian.py", "--lr", "1"), ("sub/trian.py",)])
+def test_a_script_that_would_not_travel_is_refused(
+    run: Run, fake: FakeCoordinator, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").touch()
+    done = run("submit", "--", *words, HOME=ELSEWHERE)
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"did you mean train.py?" in done.stderr
+    assert not fake.script.submitted
 
 
 @pytest.mark.parametrize("more", [(), ("--wait",), ("--follow",), ("--wait", "--json")])
@@ -271,6 +280,7 @@ def test_a_batch_script_of_slurm_is_submitted_with_what_is_typed_beside_it(
     (tmp_path / "job.sh").write_text(
         "#!/bin/bash\n#SBATCH -N 4 -p gpu\nsrun torchrun --nnodes=4 train.py --lr 1\n"
     )
+    (tmp_path / "train.py").touch()
     done = run("submit", "--from-sbatch", "job.sh", "--nodes", "2", HOME=ELSEWHERE)
     assert (done.returncode, done.stdout) == (0, b"42\n")
     (sha256,) = fake.script.bundles

@@ -105,10 +105,35 @@ def test_a_dry_run_says_what_is_absent_and_what_looks_like_data(
     (laptop / "data/cats").mkdir(parents=True)
     for number in range(DATA_FILES):
         (laptop / f"data/cats/{number}.jpg").touch()
-    done = run("submit", "-f", "laptop/job.yaml", "--set", "run=tain.py", "--dry-run")
+    (laptop / "job.yaml").write_text("launcher: none\nrun: |\n  date\n  python tain.py\n")
+    done = run("submit", "-f", "laptop/job.yaml", "--dry-run")
     assert b"tain.py is not in the code" in done.stderr
     assert b"folders that look like data: data/ (500 files, 0 B)" in done.stderr
     assert not fake.script.bundles
+
+
+@pytest.mark.parametrize("workdir", ["", "workdir: .\n"])
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_a_program_that_does_not_travel_is_refused_with_the_nearest(
+    run: Run, fake: FakeCoordinator, laptop: Path, workdir: str, dry: tuple[str, ...]
+) -> None:
+    (laptop / "job.yaml").write_text(f"run: trian.py\n{workdir}")
+    done = run("submit", "-f", "laptop/job.yaml", *dry)
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"run: trian.py is not in the code that travels with the job" in done.stderr
+    assert b"did you mean train.py?" in done.stderr
+    assert not fake.script.bundles
+    assert not any(line.startswith("POST") for line in fake.script.requests)
+
+
+def test_a_program_of_the_pools_own_folder_is_not_looked_for(
+    run: Run, fake: FakeCoordinator, laptop: Path
+) -> None:
+    fake.script.version = VersionView("0.1.0", 1, 1, 7, workdirs={"default": "/shared"})
+    (laptop / "job.yaml").write_text("run: trian.py\n")
+    for words in (("--dry-run",), ()):
+        done = run("submit", "-f", "laptop/job.yaml", *words)
+        assert b"did you mean" not in done.stderr
 
 
 def test_what_cannot_travel_is_refused_in_words(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.spec.checks.scripts import scripts
+from muster.spec.checks.scripts import needed_scripts, scripts
 from muster.spec.parse import parse_mapping
 
 
@@ -72,3 +72,29 @@ def test_a_shell_script(script: str, found: list[str]) -> None:
 )
 def test_a_list_of_words_and_roles(job: dict[str, object], found: list[str]) -> None:
     assert started(**job) == found
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [
+        ({"run": "./src/../train.py --lr 1"}, ["train.py"]),
+        ({"launcher": "processes", "run": "train.py"}, ["train.py"]),
+        ({"launcher": "none", "run": ["python3", "-uO", "train.py", "x"]}, ["train.py"]),
+        ({"run": "a.py", "roles": {"worker": {"run": "b.py"}}}, ["a.py"]),
+        ({"run": "a.py", "roles": {"worker": {"run": "b.py"}}, "nodes": 2}, ["a.py", "b.py"]),
+        ({"run": "a.py", "roles": {"launcher": {"run": "b.py"}}, "nodes": "1..4"}, ["b.py"]),
+        # A command may have made it, or the word may be another program's.
+        ({"setup": "make", "run": "train.py"}, []),
+        ({"launcher": "none", "run": "python train.py"}, []),
+        ({"launcher": "none", "run": "make x; python x.py"}, []),
+        ({"launcher": "none", "run": ["bash", "run.sh"]}, []),
+        ({"launcher": "none", "run": ["python", "-um", "tool", "out.py"]}, []),
+        ({"launcher": "none", "run": ["python", "-W", "x.py", "train.py"]}, []),
+        ({"launcher": "none", "run": ["./tool", "train.py"]}, []),
+        ({"run": "/opt/train.py"}, []),
+        ({"run": "-m train"}, []),
+        ({"run": "./bin/train"}, []),
+    ],
+)
+def test_a_script_is_needed_if_it_is_the_program(job: dict[str, object], found: list[str]) -> None:
+    assert list(needed_scripts(parse_mapping(job))) == found
