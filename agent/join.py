@@ -15,6 +15,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from email.utils import formatdate
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final
@@ -317,9 +318,9 @@ def _ask(host: str, port: int, ca: Path, asked: JoinRequest) -> JoinAnswer:
     context = client_context(ca)
     connection = HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
     try:
-        connection.request(
-            "POST", "/v1/join", msgspec.json.encode(asked), {"Content-Type": "application/json"}
-        )
+        date = formatdate(SystemClock().now().wall, usegmt=True)
+        headers = {"Content-Type": "application/json", "Date": date}
+        connection.request("POST", "/v1/join", msgspec.json.encode(asked), headers)
         answer = connection.getresponse()
         body = answer.read(_BYTES_MAX)
     except (OSError, HTTPException) as error:

@@ -356,6 +356,8 @@ def _load(safety: Any, before: Message, reads: Any, name: str) -> None:
         importlib.import_module(name)
     except BaseException as error:
         why = f"cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+            why += "; a module of the job's own folder needs `env: {PYTHONPATH: .}`"
         raise safety.Unsafe(f"{name} {why}") from error
     finally:
         reads.end()

@@ -2,13 +2,15 @@
 refuses it because a later one is in use. Then another machine has a copy of the key, and the
 renewal shows that. The agent connects again with the new one, which ends its predecessor.
 
-A certificate that is signed while the coordinator's clock is wrong does not replace a valid one.
+A coordinator that doubts its clock signs nothing, and is asked again. A certificate that one with a
+wrong clock has signed does not replace a valid one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
 from typing import Final, Never
 
@@ -87,7 +89,9 @@ class CertificateRenewal:
         following = path.with_name(f"{path.name}.next-key")
         key, request = _drawn(following, self._node)
         asked = msgspec.json.encode(RenewRequest(request))
-        headers = {"Content-Type": "application/json"}
+        # By the date, the coordinator may notice that its clock is wrong, and sign nothing.
+        date = formatdate(self._clock.now().wall, usegmt=True)
+        headers = {"Content-Type": "application/json", "Date": date}
         answer = await self._dialer.request("POST", _ROUTE, asked, headers, _BYTES_MAX)
         made = msgspec.json.decode(answer, type=RenewAnswer).certificate.encode()
         now = self._clock.now().wall

@@ -11,6 +11,8 @@ from muster.protocol.timestamp import Timestamp
 JOIN_S: Final = 3600.0
 KEY_RETIRED: Final = "key_retired"
 """Code of a refused join: the node's key belongs to another node, or is accepted no more."""
+CLOCK_IN_DOUBT: Final = "clock_in_doubt"
+"""Code of a certificate that is not signed, because the coordinator's clock may be wrong."""
 _Uses = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 _Lifetime = Annotated[float, msgspec.Meta(gt=0, le=366 * 86400.0)]
 _Pattern = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9*?\[\]-]{1,63}$")]

@@ -141,11 +141,13 @@ class Coordinator:
     def now(self) -> Instant:
         return self._clock.now()
 
-    def clock_doubt(self) -> str:
-        """Return why the wall clock seems wrong, or ""."""
+    def clock_doubt(self, *ahead_s: float) -> str:
+        """Return why the wall clock seems wrong, or "". `ahead_s` are leads of other clocks over
+        it, beside those of the connected nodes.
+        """
         now = self._clock.now()
         since = 0.0 if self._last_record is None else now.wall - now.mono - self._last_record
-        return clock_doubt(since, self._ahead_s())
+        return clock_doubt(since, [*self._ahead_s(), *ahead_s])
 
     def may_remove_by_age(self) -> bool:
         """Return whether the wall clock is trusted enough to remove what is old by it."""

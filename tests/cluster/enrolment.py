@@ -76,10 +76,12 @@ class Site:
         line = self.muster("token", "create", "--join", *options).stdout
         return line.split()[3]
 
-    def join(self, node: str, secret: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        where = ("--dir", node, "--no-start", "--run-as", "SUBMITTER")
+    def join(
+        self, node: str, secret: str, code: int = 0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        words = ("--node", node, "--dir", node, "--no-start", "--run-as", "SUBMITTER")
         target = f"127.0.0.1:{self.port}"
-        return self.muster("join", target, "--node", node, *where, stdin=f"{secret}\n", code=code)
+        return self.muster("join", target, *words, stdin=f"{secret}\n", code=code, env=env)
 
     def agent(self, node: str) -> Daemon:
         own = {

@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         config = str(made.root / "etc" / "coordinator.yaml")
         behind = made.start("coordinator", "coordinator", "--config", config, **BEHIND)
         until(lambda: '"serving"' in behind.tail(), "the coordinator serves")
-        made.join(NODE, made.secret())
+        made.join(NODE, made.secret(), env=BEHIND)
         restart(made, made.env)
         yield made
     finally:

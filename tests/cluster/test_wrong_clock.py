@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.link.dialer import Dialer
+from agent.link.dialer import ConnectionLostError, Dialer
 from agent.link.renewal import CertificateRenewal
 from muster.daemon.clock import SystemClock
 from tests.cluster.enrolment import Site
@@ -53,14 +53,18 @@ def renew(site: Site, node: str) -> bool:
     return path.read_bytes() != before
 
 
-def test_a_certificate_of_a_wrong_clock_does_not_lock_its_node_out(site: Site) -> None:
+def test_a_coordinator_with_a_wrong_clock_signs_nothing_and_locks_no_node_out(site: Site) -> None:
     """The coordinator's clock is two days ahead while a node renews its certificate and another
     joins, and then set right.
     """
     site.join("gpu-05", site.secret())
     right = dict(site.daemons[0].env)
     restart(site, {**right, **TWO_DAYS})
-    assert not renew(site, "gpu-05")
+    before = site.certificate("gpu-05").read_bytes()
+    with pytest.raises(ConnectionLostError, match=r"no certificate is signed.*clock") as caught:
+        renew(site, "gpu-05")
+    assert not caught.value.refused, "the agent asks again"
+    assert site.certificate("gpu-05").read_bytes() == before
     secret = site.secret()
     assert "set the coordinator's clock" in site.join("gpu-06", secret, code=1).stderr
 
@@ -68,7 +72,6 @@ def test_a_certificate_of_a_wrong_clock_does_not_lock_its_node_out(site: Site) -
     agent = site.agent("gpu-05")
     until(lambda: site.links().get("gpu-05") == "connected", "the node connects")
     agent.stop()
-    # The coordinator has signed for the same key before, which is no second renewal.
     assert renew(site, "gpu-05")
     agent.start()
     until(lambda: site.links().get("gpu-05") == "connected", "the node connects again")

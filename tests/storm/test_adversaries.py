@@ -171,8 +171,12 @@ def scene(ground: Scene) -> Iterator[Scene]:
     client = cluster.client()
     waiting = [job.id for job in client.all_jobs().jobs if job.state not in ENDED_STATES]
     greed.cancels(cluster, waiting)
+    if waiting:  # Some may have a task on a stranger that is gone: only an operator ends that.
+        for node in client.nodes().nodes:
+            if node.name not in cluster.nodes and (node.job is not None or node.jobs):
+                client.declare_lost(node.name)
     for job in waiting:
-        client.wait(job, PATIENCE_S)
+        assert client.wait(job, PATIENCE_S).state in ENDED_STATES, client.job(job).reason
 
 
 # --- jobs that lie to their shim ------------------------------------------------------------------

@@ -255,7 +255,7 @@ def _how_started(start: RanksStart) -> str:
     if start.method == "fork":
         return "forked"
     if start.why:
-        return f"not forked, because {start.why}"
+        return f"by exec instead of fork, because {start.why}"
     return "by exec, as `start_method: exec` asks"
 
 

@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import math
 import secrets
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from msgspec.structs import replace
 
 from muster.http.enrolment import (
+    CLOCK_IN_DOUBT,
     AcceptRequest,
     EnrolmentList,
     JoinAnswer,
@@ -44,6 +46,7 @@ from orchestrator.core.facts.inputs import (
     RenewReceived,
     RevokeNodeReceived,
 )
+from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.people import JoinSecret, NodeKey
 from orchestrator.core.nodes.enrolment import BAD_SECRET, find_secret, known_secret, unknown_secret
 from orchestrator.enrolment import EnrolmentSettings
@@ -57,6 +60,7 @@ _ID_BYTES: Final = 4
 _SECRET_BYTES: Final = 32
 _JOIN_EVERY_S: Final = 60.0
 _JOINS_AT_ONCE: Final = 5
+_CLOCK_AGAIN_S: Final = 60
 
 
 class EnrolmentApi:
@@ -144,16 +148,18 @@ class EnrolmentApi:
         known = known_secret(self._coordinator.state.enrolment, name, shown)
         if isinstance(known, Declined):
             raise _refused(known)
-        # Each is a record in the journal.
-        wait_s = self._joins.take((name, asked.node), request.loop.time())
-        if wait_s:
-            raise _too_many(f"of {asked.node}", wait_s)
+        self._trust_clock(request, node)
         from muster.daemon.certificates import BadRequestError, node_certificate, requested_key
 
         try:
             key = requested_key(asked.request, node)
         except BadRequestError as error:
             raise ApiError(422, "bad_signing_request", str(error)) from error
+        # Each is a record in the journal. Another machine with this secret has a key of its own, so
+        # it keeps no node out; a secret lets only a few keys in.
+        wait_s = self._joins.take((name, asked.node, key), request.loop.time())
+        if wait_s:
+            raise _too_many(f"of {asked.node}", wait_s)
         now = self._coordinator.now().wall
         known = find_secret(self._coordinator.state.enrolment, name, shown, key, now)
         if isinstance(known, Declined):
@@ -180,6 +186,7 @@ class EnrolmentApi:
         from muster.daemon.certificates import BadRequestError, node_certificate
 
         node, now = shown.node, self._coordinator.now().wall
+        self._trust_clock(request, node)
         try:
             made = node_certificate(
                 settings.authority, asked.request, node, now, settings.certificate_s
@@ -221,6 +228,24 @@ class EnrolmentApi:
             )
         return self._settings
 
+    def _trust_clock(self, request: web.Request, node: NodeName) -> None:
+        """Raise ApiError (503) if a certificate might begin in the future or be over at once. The
+        node's own clock counts, too.
+        """
+        known = self._coordinator.state.nodes.get(node)
+        counted = known is not None and known.link is LinkState.CONNECTED
+        ahead_s = [] if counted else [_ahead_s(request, self._coordinator.now().wall)]
+        doubt = self._coordinator.clock_doubt(*ahead_s)
+        if doubt:
+            raise ApiError(
+                503,
+                CLOCK_IN_DOUBT,
+                f"no certificate is signed, because {doubt}: set the coordinator's clock, or "
+                "theirs",
+                "then ask again, as agents do by themselves",
+                headers={"Retry-After": str(_CLOCK_AGAIN_S)},
+            )
+
     def _changed(self, result: Result) -> bool:
         """Return whether the node waits for an operator. Raises ApiError for a refusal."""
         match result:
@@ -248,8 +273,16 @@ class EnrolmentApi:
 
 
 def join_limit() -> RateLimit:
-    """Return the bound on joins of one node with one secret, which may be repeated."""
+    """Return the bound on joins of one node with one secret and key, which may be repeated."""
     return RateLimit(1 / _JOIN_EVERY_S, burst=_JOINS_AT_ONCE)
+
+
+def _ahead_s(request: web.Request, now: float) -> float:
+    """Return how far the clock of a request's author is ahead; 0 if the request does not say."""
+    try:
+        return parsedate_to_datetime(request.headers["Date"]).timestamp() - now
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0.0
 
 
 def _key(made: NodeCertificate, now: float) -> NodeKey:

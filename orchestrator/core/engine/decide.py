@@ -79,6 +79,7 @@ from orchestrator.core.nodes.restored import (
 )
 from orchestrator.core.nodes.submitters import submitters, with_users
 from orchestrator.core.nodes.unkillable import (
+    connected_with_survivors,
     declare_task_lost,
     drain_for_unkillable,
     survivor_facts,
@@ -320,12 +321,12 @@ def _hello(
     rebooted = node is not None and node.boot_id != hello.boot_id
     keep: list[Task] = []
     drained: list[f.Fact] = []
+    may_hold: list[TaskReport] = []
     # An agent may report a task twice; the last report counts.
     for report in {report.task: report for report in hello.tasks}.values():
         task = state.find_task(report.task)
         if task is None or task.node == hello.node:
-            drained += survivor_facts(None, hello.node, report)
-            drained += drain_for_unkillable(state, node, hello.node, task, report)
+            may_hold.append(report)
         if task is None or task.node != hello.node:
             continue
         decision.facts += _vouching_ended(state, task, report, now, rebooted=rebooted)
@@ -345,6 +346,7 @@ def _hello(
             decision.facts += _unreported(state, task, now, rebooted=rebooted)
     # After the tasks, so that a task which its own report ends is not ended again.
     decision.facts += hardware_facts(state, hello.node, hello.observed.hardware, now)
+    decision.facts += connected_with_survivors(state, node, hello, may_hold)
     decision.facts += drained
     decision.facts += unknown_tasks_held(state, hello)
     decision.facts.append(lf.NodeSynced(hello.node, tuple(reported.items())))
@@ -432,7 +434,7 @@ def _report(
             task = state.find_task(report.task)
             drained: list[f.Fact] = []
             if task is None or task.node == name:
-                drained += survivor_facts(node, name, report)
+                drained += survivor_facts(node, report)
                 drained += drain_for_unkillable(state, node, name, task, report)
             if task is not None and task.node == name and report.stop_stored:
                 drained += vouching_ended(state, task, now)

@@ -7,12 +7,13 @@ take few nodes out of service this way, and a job that has done it on several is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
 from muster.protocol.ids import BadId, JobId, NodeName, parse_task_id
-from muster.protocol.link.control_channel import TaskReport
+from muster.protocol.link.control_channel import Hello, TaskReport
 from muster.protocol.states import TaskState
 from muster.protocol.text import named
 from orchestrator.core.facts import jobs as f
@@ -25,6 +26,8 @@ from orchestrator.core.model.state import Job, Node, State, Task
 
 NAMED: Final = 8
 TASKS_KEPT: Final = 64
+PIDS_KEPT: Final = 64
+"""Tasks of a node, and processes of each, that are kept: a node's hello alone may name millions."""
 NODES_MAX: Final = 2
 """Nodes that the jobs of one user may take out of service at one time by such processes, and on
 which one job may leave some before it is not retried any more."""
@@ -95,17 +98,38 @@ def _nodes_with_survivors(state: State, job: Job) -> list[NodeName]:
     ]
 
 
-def survivor_facts(node: Node | None, name: NodeName, report: TaskReport) -> list[f.Fact]:
-    """Return the surviving processes if they have changed. They block a resume of the node.
+def survivor_facts(node: Node, report: TaskReport) -> list[f.Fact]:
+    """Return the surviving processes if they have changed. They block a resume of the node."""
+    known, pids = node.survivors, report.survivors[:PIDS_KEPT]
+    if known.get(report.task, ()) == pids:
+        return []
+    if report.task not in known and len(known) >= TASKS_KEPT:
+        return []
+    return [lf.SurvivorsReported(node.name, report.task, pids)]
 
-    `node` is None on a new connection, about which nothing is known.
+
+def connected_with_survivors(
+    state: State, node: Node | None, hello: Hello, reports: Iterable[TaskReport]
+) -> list[f.Fact]:
+    """Return the surviving processes that a node has when it connects, and its drain for them.
+
+    `node` is None before its first hello. The reports are those of its own tasks, and of tasks that
+    the journal lacks.
     """
-    known = {} if node is None else node.survivors
-    if known.get(report.task, ()) == report.survivors:
-        return []
-    if report.survivors and len(known) >= TASKS_KEPT:
-        return []
-    return [lf.SurvivorsReported(name, report.task, report.survivors)]
+    # First the tasks that the journal has, so that made-up ones displace none of these.
+    held = sorted(
+        (report for report in reports if report.survivors),
+        key=lambda report: state.find_task(report.task) is None,
+    )[:TASKS_KEPT]
+    found: list[f.Fact] = [
+        lf.SurvivorsReported(hello.node, report.task, report.survivors[:PIDS_KEPT])
+        for report in held
+    ]
+    for report in held:
+        task = state.find_task(report.task)
+        if drained := drain_for_unkillable(state, node, hello.node, task, report):
+            return [*found, *drained]
+    return found
 
 
 def declare_task_lost(task: Task, report: TaskReport) -> list[f.Fact]:

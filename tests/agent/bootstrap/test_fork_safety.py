@@ -230,6 +230,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             str(folder),
             *(f"planted_{name}" for name in PLANTED),
             *(SEVERAL.format(name) for name in FAIL_TRIAL),
+            "not_there",
         ],
         check=False,
         capture_output=True,
@@ -252,6 +253,14 @@ def test_a_module_that_makes_forks_unsafe_is_refused(refused: dict[str, str], na
         assert words in found
     else:
         assert not found
+
+
+def test_a_module_that_is_not_found_is_refused_with_the_way_to_name_its_folder(
+    refused: dict[str, str],
+) -> None:
+    remedy = "a module of the job's own folder needs `env: {PYTHONPATH: .}`"
+    assert refused["not_there"].endswith(remedy)
+    assert remedy not in refused["planted_missing"]
 
 
 @pytest.mark.parametrize("name", FAIL_TRIAL)

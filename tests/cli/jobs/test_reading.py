@@ -395,7 +395,8 @@ def test_show_says_how_ranks_were_started_and_how_long_each_part_took(
     shown = " ".join(run("show", "42").stdout.decode().split())
     parts = "(import of torch 1.00 s, check 0.01 s, fork 0.32 s)"
     assert f"ranks: n0, n1, n2 and 1 more: forked {parts}" in shown
-    assert f"ranks: n4: not forked, because {why} (import of torch 1.20 s, preload 2.50 s)" in shown
+    took = "(import of torch 1.20 s, preload 2.50 s)"
+    assert f"ranks: n4: by exec instead of fork, because {why} {took}" in shown
     assert "ranks: n5: by exec, as `start_method: exec` asks (import of torch 1.30 s)" in shown
     assert shown.count("ranks: ") == 3
 

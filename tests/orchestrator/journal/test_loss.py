@@ -328,8 +328,9 @@ def test_remains_of_a_killed_restore_are_removed(
 ) -> None:
     folder = spoiled(clusters, tmp_path / "state", marked=True).parent
     back_up(folder, tmp_path / "copy")
-    (folder / f".{FILE_NAME}.restored").write_bytes(b"half")
-    (folder / f".{FILE_NAME}.restored-journal").write_bytes(b"half")
+    for what in ("restored", "salvaged"):
+        (folder / f".{FILE_NAME}.{what}").write_bytes(b"half")
+        (folder / f".{FILE_NAME}.{what}-journal").write_bytes(b"half")
     if by == "restore":
         restore(folder, tmp_path / "copy", COMMITS)
     else:

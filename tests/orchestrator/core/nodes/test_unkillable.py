@@ -10,6 +10,7 @@ from muster.spec.model import Retry
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.service import NodeDrained
+from orchestrator.core.nodes.unkillable import PIDS_KEPT, TASKS_KEPT
 from orchestrator.core.views.display import node_view
 from tests.orchestrator.core.playbook import Cluster, prepared, spec, task
 
@@ -154,6 +155,28 @@ def test_several_tasks_that_cannot_be_killed_make_one_drain() -> None:
     assert [fact for fact in cluster.facts if isinstance(fact, NodeDrained)] != []
     assert cluster.node("a").drains == 1
     assert "SIGKILL does not end 37 of job 7" in reason_of(cluster)
+
+
+def test_a_hello_with_thousands_of_them_is_bounded_and_displaces_no_real_one() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.submit(spec())
+    (running,) = cluster.run_gang(1)
+    pids = tuple(range(2, 4000))
+    made_up = [TaskReport(task(n, 9, 0), TaskState.STARTED, survivors=pids) for n in range(9, 2000)]
+    cluster.leave("a")
+    cluster.facts.clear()
+    held = TaskReport(running, TaskState.STARTED, prepared=prepared(), survivors=(5,))
+    cluster.join("a", tasks=(*made_up, held))
+    assert len([fact for fact in cluster.facts if isinstance(fact, NodeDrained)]) == 1
+    assert "SIGKILL does not end 5 of job 1" in reason_of(cluster)
+    known = cluster.node("a").survivors
+    assert known[running] == (5,)
+    assert len(known) == TASKS_KEPT
+    assert max(map(len, known.values())) == PIDS_KEPT
+    # Those of a task that is said again take no more.
+    cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=pids)
+    assert len(cluster.node("a").survivors[running]) == PIDS_KEPT
 
 
 def stick(cluster: Cluster, job: int) -> str:
