@@ -160,12 +160,12 @@ class Agent:
             CodeStore(config.state_dir / "code"), self._dialer, clock, config.peer_port
         )
         self._shims = _shims(config)
-        self._fence = fence_of(config, identity.agent_id)
+        self.fence = fence_of(config, identity.agent_id)
         self._probe = network
         self._config = config
         post = self._inbox.post
         self._disks = DiskMonitor(config.state_dir, post)
-        self._job_user = JobUserMonitor(owners, config, post, self._fence.problem, inventory)
+        self._job_user = JobUserMonitor(owners, config, post, self.fence.problem, inventory)
         self._interpreter = InterpreterMonitor(config.python, owners, post)
         self._idle = GpuUtilizationMonitor(
             lambda: use_of(FsRoot(config.fabric.root)), self._gpus_of_node, clock, self._inbox.post
@@ -218,7 +218,7 @@ class Agent:
                 ),
                 self._idle,
                 self._code,
-                self._fence,
+                self.fence,
                 self._hooks,
                 self._limits,
                 self._inbox.post,
@@ -226,7 +226,7 @@ class Agent:
             )
             hosts = GangHostNames(config, folders.hosts_file)
             self._neighbours = PeerPings(identity.node, self._inbox.post, owner)
-            self._network = GangSetup(hosts, self._fence, self._inbox.post, owner)
+            self._network = GangSetup(hosts, self.fence, self._inbox.post, owner)
             owner.spawn(self._own(), name="owner", eternal=True)
             owner.spawn(self._watchdog(notifier), name="watchdog", eternal=True)
             interfaces = InterfaceMonitor(self._probe, self._inbox.post).run()
@@ -258,7 +258,7 @@ class Agent:
                     "hangs": hangs.run,
                     "certificate": self._renewal.run,
                     "interpreter": self._interpreter.run,
-                    "fence": self._fence.watch,
+                    "fence": self.fence.watch,
                 }
                 for name, run in monitors.items():
                     owner.spawn_monitor(run, name=name)
@@ -296,7 +296,7 @@ class Agent:
         await asyncio.to_thread(self._code.store.prepare)
         left = await asyncio.to_thread(folders.set_aside)
         await self._network.begin(await asyncio.to_thread(folders.found))
-        await self._fence.begin(await asyncio.to_thread(fenced_in, folders))
+        await self.fence.begin(await asyncio.to_thread(fenced_in, folders))
         await self._tasks.adopt()
         # Jobs decide how long both take, and the leases of other jobs must not end meanwhile.
         await wait_at_most(_LEFTOVERS_S, _end_remains, self._config)
@@ -413,7 +413,7 @@ async def serve(
             inventory = structs.replace(inventory, unenforced=unenforced_limits(config) | apart)
             clock = SystemClock()
             agent = Agent(config, identity, inventory, owners, clock, network, own or {})
-            with contextlib.closing(agent.vouches):
+            with contextlib.closing(agent.vouches), contextlib.closing(agent.fence):
                 await agent.run(stop, Notifier(environ))
 
 

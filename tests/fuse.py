@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.cluster.jobs import until
 
 SELF_SERVED: Final = r"""
 import ctypes, os, struct, sys, threading
@@ -103,3 +108,85 @@ os.waitpid(reader, 0)
 """A program: its child begins a read that is never answered, and then an exec, which waits for the
 read while it holds a lock for which readers of /proc wait. When the read has begun, the child's pid
 is in the file that the second argument names. x86_64 only."""
+
+
+DYING: Final = r"""
+import ctypes, os, struct, subprocess, sys, threading
+mount, mark, *argv = sys.argv[1:]
+fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+libc = ctypes.CDLL(None, use_errno=True)
+uid, gid = os.getuid(), os.getgid()
+options = f"fd={fd},rootmode=40000,user_id={uid},group_id={gid}".encode()
+if libc.mount(b"own", mount.encode(), b"fuse", 6, options):
+    sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+
+def attributes(node, mode):
+    numbers = node, 1 << 20, 8, *[0] * 6, mode, 1, uid, gid, 0, 4096, 0
+    return struct.pack("<QQQQQQIIIIIIIIII", *numbers)
+
+def note(name):
+    with open(mark + ".new", "w") as file:
+        file.write(f"{child.pid}\n")
+    os.rename(file.name, name)
+
+def serve():
+    while True:
+        kind, unique, node = struct.unpack_from("<4xIQQ", os.read(fd, 1 << 17))
+        file, folder = attributes(2, 0o100644), attributes(1, 0o40755)
+        answer = {
+            26: struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 0, 0, 4096, 0, 0, 0, 0),
+            1: struct.pack("<QQQQII", 2, 0, 9999, 9999, 0, 0) + file,
+            3: struct.pack("<QII", 9999, 0, 0) + (folder if node == 1 else file),
+            14: struct.pack("<QII", 1, 0, 0),
+        }.get(kind)
+        if answer is not None:
+            os.write(fd, struct.pack("<IiQ", 16 + len(answer), 0, unique) + answer)
+        elif kind == 25:  # FLUSH
+            if held:
+                note(mark + ".dying")
+                sys.stdin.read()
+            os.write(fd, struct.pack("<IiQ", 16, 0, unique))
+        elif kind not in (2, 42):
+            os.write(fd, struct.pack("<IiQ", 16, -38, unique))
+
+held = False
+threading.Thread(target=serve, daemon=True).start()
+file = os.open(mount + "/x", os.O_RDONLY)
+child = subprocess.Popen(argv, pass_fds=[file])
+# Otherwise this program could not end either.
+os.close(file)
+held = True
+note(mark)
+child.wait()
+"""
+"""A program: it runs the command of its further arguments as a child that cannot end once it is
+killed: it has lost its memory, and waits for the end of a request when it closes its files. The
+child's pid is in the file that the second argument names once it runs, and in that with `.dying`
+once it is held. It ends once the input of this program does."""
+
+
+@contextlib.contextmanager
+def dying(folder: Path, *argv: str | Path) -> Iterator[tuple[int, Path]]:
+    """Run a command that the kernel will hold once it is killed. Yields its pid, and the file that
+    appears once it is held."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("no FUSE here")
+    (folder / "mount").mkdir()
+    runs = folder / "pid"
+    server = ["unshare", "--mount", sys.executable, "-c", DYING, str(folder / "mount"), str(runs)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*server, *map(str, argv)], stdin=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        until(lambda: runs.exists() or process.poll() is not None, "the command runs")
+        if not runs.exists():
+            pytest.skip(f"no file system can be mounted here: {process.stderr.read()}")
+        pid = int(runs.read_text())
+        try:
+            yield pid, folder / "pid.dying"
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            process.stdin.close()
+            process.wait()

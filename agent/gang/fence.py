@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import os
 import re
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Never
@@ -20,6 +21,7 @@ import structlog
 
 from agent.config import AgentConfig
 from agent.core.record import TaskRecord
+from agent.gang.fence_claim import claim, claimed
 from agent.shims.apart import ask_nft, run_nft
 from agent.taskdirs.taskdirs import TaskDirs, user_of
 from muster.daemon.errors import DaemonError, FileError
@@ -203,7 +205,7 @@ class Fence:
 
     def __init__(self, agent_id: str, *, on: bool, must: bool, alone: bool = False) -> None:
         """`must`: an agent that cannot write its table does not start, and starts no task. `alone`:
-        tables of other agents are of those that have been here before."""
+        tables that no living agent has claimed are of those that have been here before."""
         self._table = f"muster_{agent_id[:12]}"
         self._alone = alone
         self._on = on
@@ -212,6 +214,12 @@ class Fence:
         self._turn = asyncio.Lock()
         # Why the table is not as it should be.
         self._problem = ""
+        self._claim: socket.socket | None = None
+
+    def close(self) -> None:
+        """At the agent's end. The table stays: jobs go on behind it."""
+        if self._claim is not None:
+            self._claim.close()
 
     def problem(self) -> str:
         """Return why the table could not be written last, or ""."""
@@ -223,6 +231,10 @@ class Fence:
         self._tasks = dict(tasks) if self._on else {}
         if os.geteuid() != 0:
             return
+        try:
+            self._claim = self._claim or claim(self._table)
+        except OSError as error:
+            _log.warning("fence_not_claimed", table=self._table, why=error.strerror)
         problem = await self._write(await asyncio.to_thread(self._left) if self._alone else "")
         if not problem or not self._on:
             return
@@ -283,9 +295,13 @@ class Fence:
             return self._problem
 
     def _left(self) -> str:
-        """The rules that remove the tables of all other agents. Blocks."""
+        """The rules that remove the tables of all agents that live no more. Blocks."""
         found, _ = ask_nft("list", "tables")
-        others = set(_TABLE.findall(found)) - {self._table}
+        try:
+            others = set(_TABLE.findall(found)) - claimed() - {self._table}
+        except OSError as error:
+            _log.warning("earlier_fences_not_removed", why=error.strerror)
+            return ""
         return "".join(ruleset(table, {}) for table in sorted(others))
 
     def _ruleset(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 
 from agent.shim.system import syscalls
 from agent.shim.system.cgroup import Cgroup
@@ -24,10 +25,12 @@ def kill_everything_of(mark: str, cgroup: Cgroup | None, give_up_s: float = GIVE
     Blocks.
     """
     deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + give_up_s
+    found: dict[int, int] = {}
     while True:
         if cgroup is not None:
             cgroup.kill()
-        found = _members(mark, cgroup)
+        # A dying process has no environment and no descendants any more, but still its devices.
+        found = _members(mark, cgroup) | _still(found)
         if not found and (cgroup is None or not cgroup.populated()):
             if cgroup is not None:
                 cgroup.remove()
@@ -45,6 +48,12 @@ def all_doomed(mark: str, cgroup: Cgroup | None) -> bool:
     """True if all of them are held by the kernel and will never run their program again."""
     found = _members(mark, cgroup)
     return all(map(syscalls.doomed, found)) and _members(mark, cgroup).keys() <= found.keys()
+
+
+def _still(found: Mapping[int, int]) -> dict[int, int]:
+    """Return those of `found` that live."""
+    now = syscalls.living(found)
+    return {pid: found[pid] for pid, start in now.items() if syscalls.same_start(found[pid], start)}
 
 
 def _members(mark: str, cgroup: Cgroup | None) -> dict[int, int]:

@@ -71,14 +71,13 @@ def describe(found: tuple[LeftoverProcess, ...]) -> str:
 
 
 def _shim_lives(mark: str) -> bool:
-    """True if the shim lives. A zombie does not: in a container whose init reaps nothing it
-    stays.
+    """True if the shim will run its program again. One that is dying closes its connection before
+    it is gone, and in a container whose init reaps nothing, a zombie stays.
     """
     pid = mark.split(":")[1:2]
     if not pid or not pid[0].isdecimal() or _read(int(pid[0]), "comm") != _SHIM:
         return False
-    state = syscalls.state_of(int(pid[0]))
-    return state is not None and state[0] not in "ZX"
+    return not syscalls.doomed(int(pid[0]))
 
 
 def _ours(pid: int) -> bool:

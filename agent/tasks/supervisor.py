@@ -32,11 +32,14 @@ from agent.core.shim_protocol import (
     StoppedBy,
 )
 from agent.leftovers.fuse import abort_fuse
+from agent.leftovers.kill import kill_everything_of
 from agent.leftovers.processes import kill_leftovers, leftover_processes
 from agent.logs.shipper import LogShipper
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.samplers import STREAM, TrafficSamplers
+from agent.shim.system.cgroup import Cgroup
 from agent.shims.connection import ShimConnection, ShimUnreachable, connect, speak
+from agent.shims.shim_files import ShimIdentity, identity_of
 from agent.taskdirs.taskdirs import TaskDirs
 from agent.tasks.adoption import FoundTask, Ownership, examine
 from muster.daemon.errors import FileError
@@ -98,6 +101,8 @@ class TaskSupervisor:
         self._found = found
         self._is_adopted = found is not None
         self._last: ShimStatus | None = None
+        # For the case that its folder is gone when its shim is.
+        self._identity: ShimIdentity | None = None
         self._connection: ShimConnection | None = None
         self._orders: deque[ShimCommand] = deque()
         self._flush_due = False  # orders given now go with the next batch
@@ -247,12 +252,10 @@ class TaskSupervisor:
 
     def _without_folder(self) -> FoundTask:
         """The status of a task whose directory somebody has removed, together with an unreported
-        exit record. The processes of a dead shim are found by their mark."""
+        exit record."""
         status = self._last
         if status is None or not status.phase.terminal:
-            held = kill_leftovers(
-                remain for remain in leftover_processes() if remain.task == self.task
-            )
+            held = self._kill()
             status = ShimStatus(
                 self.task,
                 ShimPhase.STUCK if held else ShimPhase.CLEANED,
@@ -261,6 +264,21 @@ class TaskSupervisor:
             )
         _log.error("folder_of_task_gone", task=self.task, folder=str(self._folder))
         return FoundTask(self.task, self._folder, Ownership.LOST, status)
+
+    def _identify(self) -> ShimIdentity | None:
+        """The identity of the task's shim. Returns None if it cannot be read. Blocks."""
+        try:
+            return identity_of(self._folder)
+        except OSError:
+            return None
+
+    def _kill(self) -> list[int]:
+        """Kill all processes of the task, whose shim does not answer. Returns those that the kernel
+        holds. Blocks."""
+        known = self._identity
+        if known is not None:
+            return kill_everything_of(known.mark, Cgroup(known.cgroup) if known.cgroup else None)
+        return kill_leftovers(remain for remain in leftover_processes() if remain.task == self.task)
 
     async def _converse(self, connection: ShimConnection) -> None:
         self._connection = connection
@@ -301,6 +319,8 @@ class TaskSupervisor:
         while True:
             status = await self._next_status()
             ended = status.exit is not None or status.phase.terminal
+            if self._identity is None and not ended and status.phase is not ShimPhase.NEW:
+                self._identity = await asyncio.to_thread(self._identify)
             if ended:
                 await self._proofs.finish(self.task)
             adopts = self._found is not None

@@ -14,6 +14,7 @@ from muster.fabric.natural_sort import natural
 from muster.http import views as h
 from muster.http.explanation import AttemptStory, Explanation, JobAhead, NodeVerdict
 from muster.protocol.instant import Instant
+from muster.protocol.observations.gpus import divides
 from muster.protocol.text import count
 from muster.protocol.timestamp import Timestamp, timestamp
 from orchestrator.core.model.blame import blame
@@ -23,7 +24,7 @@ from orchestrator.core.model.state import Attempt, Job, Node, State
 from orchestrator.core.model.status import job_state
 from orchestrator.core.nodes.liveness import keeps_until
 from orchestrator.core.scheduling.forecast import Forecast, ends_in_s, forecast
-from orchestrator.core.scheduling.gpus import Holder, room
+from orchestrator.core.scheduling.gpus import Holder, matching, room
 from orchestrator.core.scheduling.network import reachable_gang
 from orchestrator.core.scheduling.outlook import Outlook, outlook
 from orchestrator.core.scheduling.placement import (
@@ -316,12 +317,30 @@ def _hints(state: State, job: Job, it: Chance, now: Instant) -> Steps[list[str]]
         return _hints_of_order(job, it) or (yield from _hint_of_limit(state, job, it, now))
     if it.line:
         return []
+    shared = _hint_of_sharing(job, it)
     fewer = yield from _largest_gang(state, job, it, now)
     if not fewer:
-        return []
+        return shared
     held = ", once released," if job.phase is JobPhase.HELD else ""
     how = f"muster rerun {job.id} --set nodes={fewer}, then muster cancel {job.id}"
-    return [f"would{held} start now with nodes: {fewer} ({how})"]
+    return [f"would{held} start now with nodes: {fewer} ({how})", *shared]
+
+
+def _hint_of_sharing(job: Job, it: Chance) -> list[str]:
+    """Return how jobs share a node, if one with GPUs is busy because a job takes all of it."""
+    wanted = job.spec.resources.gpu
+    taken: set[Holder] = set()
+    for node, rejection in it.found.verdicts:
+        if rejection is None or rejection.code != "busy" or not divides(node.inventory.devices):
+            continue
+        if (wanted or 0) < matching(node.inventory, job.spec.resources):
+            taken |= {holder for holder, share in node.holders.items() if share.whole}
+            taken |= set() if wanted else {(job.id, 0)}
+    if not taken:
+        return []
+    takes = "takes" if len({name for name, _ in taken}) == 1 else "take"
+    how = "jobs share a node if each names its GPUs (resources: {gpu: 1})"
+    return [f"{jobs_named(taken)} {takes} whole nodes: {how}"]
 
 
 def _hints_of_order(job: Job, it: Chance) -> list[str]:

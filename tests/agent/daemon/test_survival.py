@@ -131,7 +131,7 @@ async def test_a_task_whose_folder_was_taken_away_ends(tmp_path: Path, *, killed
         end = await session.expect(TaskReport, is_in(TaskState.CLEANED))
         if killed:
             assert end.stopped_by == "shim_lost"
-            await until(lambda: not alive(rank))
+            assert not alive(rank)
         else:
             assert end.exit is not None
             assert end.exit.code == 7

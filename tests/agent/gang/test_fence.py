@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from tests.agent.gang.machines import IPV6, PORT, Machines, run
 
 TASK, OTHER = TaskId("7.1.0"), TaskId("8.1.0")
 USER = 47_111
+Make = Callable[..., Fence]
 PLAN = ArrangeTask(
     TASK,
     ("true",),
@@ -344,8 +345,15 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return said
 
 
-async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> None:
-    fence = Fence("0123456789abcdef", on=True, must=True)
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Make a fence, which is closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **more: stack.enter_context(contextlib.closing(Fence(*args, **more)))
+
+
+async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path, make: Make) -> None:
+    fence = make("0123456789abcdef", on=True, must=True)
     await fence.begin({OTHER: Fenced(USER, (20_005,))})
     assert program.read_text().startswith("table inet muster_0123456789ab\ndelete table")
     assert "20005" in program.read_text()
@@ -359,8 +367,10 @@ async def test_tasks_come_and_go_and_nothing_of_others_stays(program: Path) -> N
     assert len(program.read_text().splitlines()) == 2
 
 
-async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(program: Path) -> None:
-    fence = Fence("0123456789abcdef", on=True, must=True)
+async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(
+    program: Path, make: Make
+) -> None:
+    fence = make("0123456789abcdef", on=True, must=True)
     await fence.lease(TASK, Fenced(USER, (20_001,), grows=True))
     assert "meta nfproto ipv4 reject" in program.read_text()
     alone = ArrangeTask(TASK, (), {}, (), "", terms=admitting(1, "10.0.0.1"))
@@ -374,9 +384,9 @@ async def test_a_gang_that_grows_is_closed_but_for_the_nodes_of_a_record(program
 
 
 async def test_a_table_that_somebody_removed_is_restored(
-    program: Path, monkeypatch: pytest.MonkeyPatch
+    program: Path, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
-    fence = Fence("0123456789abcdef", on=True, must=True)
+    fence = make("0123456789abcdef", on=True, must=True)
     await fence.lease(TASK, Fenced(USER, (20_001,)))
     written = program.read_text()
     listed = program.with_name("listed")
@@ -396,10 +406,12 @@ async def test_a_table_that_somebody_removed_is_restored(
     assert not program.exists()
 
 
-async def test_a_table_that_could_not_be_written_is_written_later(program: Path) -> None:
+async def test_a_table_that_could_not_be_written_is_written_later(
+    program: Path, make: Make
+) -> None:
     nft = program.with_name(NFT)
     works, fails = nft.read_text(), "#!/bin/sh\necho 'no buffer space' >&2; exit 1\n"
-    fence = Fence("0123456789abcdef", on=True, must=False)
+    fence = make("0123456789abcdef", on=True, must=False)
     await fence.lease(TASK, Fenced(USER, (20_001,)))
     nft.write_text(fails)
     await fence.arrange(TASK, PLAN)
@@ -417,7 +429,7 @@ async def test_a_table_that_could_not_be_written_is_written_later(program: Path)
 
 @pytest.mark.parametrize("alone", [True, False])
 async def test_tables_of_agents_that_were_here_before_are_removed(
-    program: Path, *, alone: bool
+    program: Path, make: Make, *, alone: bool
 ) -> None:
     """An agent that has lost its folder has another id."""
     listed = program.with_name("listed")
@@ -427,16 +439,42 @@ async def test_tables_of_agents_that_were_here_before_are_removed(
         f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
     )
     for on in (True, False):
-        await Fence("0123456789abcdef", on=on, must=False, alone=alone).begin({})
+        await make("0123456789abcdef", on=on, must=False, alone=alone).begin({})
         removed = [it for it in program.read_text().splitlines() if it.startswith("delete")]
         assert removed == [f"delete {it}" for it in ([old, own] if alone else [own])]
 
 
+@pytest.mark.root
+async def test_a_table_of_an_agent_that_lives_stays(program: Path, make: Make) -> None:
+    """Two agents of one network namespace may have mount namespaces, and so locks, of their own."""
+    listed = program.with_name("listed")
+    # Only these are of this test.
+    ids = [f"{secrets.token_hex(6)}abcd" for _ in range(3)]
+    tables = [f"table inet muster_{it[:12]}" for it in ids]
+    listed.write_text("\n".join([*tables, ""]))
+    program.with_name(NFT).write_text(
+        f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
+    )
+    lives = make(ids[0], on=True, must=False)
+    starts = make(ids[1], on=True, must=False, alone=True)
+    await lives.begin({})
+    await starts.begin({})
+    assert removed_by(program) == {tables[1], tables[2]}
+    lives.close()
+    await starts.begin({})
+    assert removed_by(program) == set(tables)
+
+
+def removed_by(program: Path) -> set[str]:
+    lines = program.read_text().splitlines()
+    return {it.removeprefix("delete ") for it in lines if it.startswith("delete")}
+
+
 @pytest.mark.parametrize("must", [True, False])
 async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_it(
-    program: Path, *, must: bool
+    program: Path, make: Make, *, must: bool
 ) -> None:
-    fence = Fence("0123456789abcdef", on=True, must=must)
+    fence = make("0123456789abcdef", on=True, must=must)
     await fence.begin({})
     works = program.with_name(NFT).read_text()
     program.with_name(NFT).write_text("#!/bin/sh\necho 'no buffer space' >&2; exit 1\n")
@@ -460,8 +498,8 @@ def _refused(must: bool) -> contextlib.AbstractContextManager[object]:
     return pytest.raises(FenceError, match=r"no buffer space.*`fence` is true.*repair nftables")
 
 
-async def test_switched_off_it_removes_what_was_there(program: Path) -> None:
-    fence = Fence("0123456789abcdef", on=False, must=False)
+async def test_switched_off_it_removes_what_was_there(program: Path, make: Make) -> None:
+    fence = make("0123456789abcdef", on=False, must=False)
     await fence.begin({OTHER: Fenced(USER, (20_005,))})
     assert len(program.read_text().splitlines()) == 2
     program.unlink()

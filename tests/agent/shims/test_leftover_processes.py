@@ -16,10 +16,12 @@ import pytest
 from agent.config import AgentConfig
 from agent.daemon import _end_remains
 from agent.leftovers import processes
-from agent.leftovers.kill import MARK
+from agent.leftovers.kill import MARK, kill_everything_of
 from agent.probe.fabric import host_problems
 from tests.agent.shims.conftest import Node, Stage
 from tests.agent.shims.test_termination import DAEMON, carriers, up
+from tests.cluster.jobs import until
+from tests.fuse import dying
 
 
 def of_task(mark: str) -> tuple[processes.LeftoverProcess, ...]:
@@ -70,6 +72,33 @@ def test_a_shim_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
                 assert [it.pid for it in of_task(mark)] == [left.pid]
             finally:
                 left.kill()
+
+
+@pytest.mark.root
+def test_a_shim_that_is_dying_is_dead(tmp_path: Path) -> None:
+    """Its agent sees the connection end before that, and looks for the processes of the task."""
+    shim = tmp_path / "muster-shim"
+    shim.symlink_to("/bin/sleep")
+    with dying(tmp_path, shim, "10000") as (pid, held):
+        mark = f"7.1.0:{pid}:0"
+        with subprocess.Popen(["sleep", "10000"], env={MARK: mark}) as left:
+            try:
+                assert of_task(mark) == ()
+                os.kill(pid, signal.SIGKILL)
+                until(held.exists, "the kernel holds it")
+                assert [it.pid for it in of_task(mark)] == [left.pid]
+            finally:
+                left.kill()
+
+
+@pytest.mark.root
+def test_a_process_that_is_dying_is_not_gone(tmp_path: Path) -> None:
+    """It has lost its environment, by which it is found, and may still have a GPU."""
+    mark = f"7.1.0:{os.getpid()}:0"
+    with dying(tmp_path, "/usr/bin/env", f"{MARK}={mark}", "sleep", "10000") as (pid, _):
+        environ = Path(f"/proc/{pid}/environ")
+        until(lambda: mark.encode() in environ.read_bytes(), "it has its environment")
+        assert kill_everything_of(mark, None, give_up_s=0.5) == [pid]
 
 
 @pytest.mark.parametrize(

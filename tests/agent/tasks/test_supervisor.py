@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +19,14 @@ import structlog.testing
 
 from agent.core.inputs import Input, ShimReported, TaskFound, TaskPaths, TaskRemoved
 from agent.core.shim_protocol import ShimExit, ShimPhase, ShimStatus
+from agent.leftovers.kill import MARK
 from agent.monitors.hangs.monitor import HangMonitor
 from agent.monitors.traffic.nccl_log import LOG
 from agent.monitors.traffic.sampler import STATE, WatchedTraffic
 from agent.monitors.traffic.samplers import TrafficSamplers
+from agent.shim.exit_record import IDENTITY
+from agent.shim.system.syscalls import boot_id
+from agent.shims.shim_files import ShimIdentity
 from agent.taskdirs.taskdirs import NCCL, TaskDirs
 from agent.tasks import supervisor as module
 from agent.tasks.adoption import FoundTask, examine
@@ -148,3 +155,31 @@ async def test_a_task_whose_shim_died_is_reported_as_soon_as_there_are_descripto
         assert isinstance(await bench.next(), TaskRemoved)
         assert not bench.folder.exists()
         await keeps
+
+
+async def test_a_task_without_a_folder_is_clean_only_once_its_processes_are_dead(
+    tmp_path: Path,
+) -> None:
+    """Also if its shim still lives, or is about to die, when its connection ends."""
+    shim = tmp_path / "muster-shim"
+    shim.symlink_to("/bin/sleep")
+    with sleeping(shim) as lives, sleeping("sleep", f"{TASK}:{lives.pid}:0") as rank:
+        async with keeping(tmp_path, adopted=False) as bench:
+            identity = ShimIdentity(TASK, lives.pid, boot_id(), f"{TASK}:{lives.pid}:0")
+            (bench.folder / IDENTITY).write_bytes(msgspec.json.encode(identity))
+            bench.hears(RUNNING)
+            assert isinstance(await bench.next(), ShimReported)
+            shutil.rmtree(bench.folder)
+            found, _ = await asyncio.to_thread(bench.supervised._examine, False)
+        assert found.status is not None
+        assert found.status.phase is ShimPhase.CLEANED
+        assert rank.poll() == -signal.SIGKILL
+
+
+@contextmanager
+def sleeping(program: str | Path, mark: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([program, "10000"], env={MARK: mark}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

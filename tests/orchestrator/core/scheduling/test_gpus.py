@@ -173,6 +173,27 @@ def test_a_job_without_gpus_in_its_words_has_its_node_alone() -> None:
     assert explained == "runs job 2, which has no time limit"
 
 
+@pytest.mark.parametrize(
+    ("runs", "waits", "taken"),
+    [
+        (None, 1, "job 1 takes"),
+        (2, None, "job 2 takes"),
+        (None, None, "jobs 1 and 2 take"),
+        (None, 8, ""),
+        (8, 1, ""),
+    ],
+)
+def test_explain_says_how_a_node_is_shared(runs: int | None, waits: int | None, taken: str) -> None:
+    cluster = Cluster()
+    join(cluster, "a")
+    cluster.submit(part(runs))
+    cluster.submit(part(waits))
+    assert not cluster.job(2).attempts
+    how = "whole nodes: jobs share a node if each names its GPUs (resources: {gpu: 1})"
+    hints = explain(cluster.state, cluster.job(2), cluster.now).hints
+    assert hints == ((f"{taken} {how}",) if taken else ())
+
+
 def test_an_agent_that_cannot_distinguish_its_gpus_gives_the_whole_node() -> None:
     cluster = Cluster()
     cluster.join("old", gpus=8, gpu_model=H100, machine_id="old")
