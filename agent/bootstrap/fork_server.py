@@ -237,7 +237,7 @@ class ForkedProcess(subprocess.Popen):  # type: ignore[type-arg]
                 try:
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
                 except ChildProcessError:
-                    # As Popen does if another thread waited for all children.
+                    # Another thread waited for all children. Popen returns 0 in this case as well.
                     pid, status = self.pid, 0
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)

@@ -297,7 +297,7 @@ class TaskRegistry:
                 return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
             except DamagedError as error:
                 _log.warning("code_damaged", task=prepare.task, why=str(error))
-            # What is damaged on this disk is fetched again, once.
+            # The stored code is damaged on this disk: fetch it again, once.
             await self._code.repair(prepare, manifest)
             return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
         finally:

@@ -35,7 +35,7 @@ from orchestrator.shell.logs.reader import (
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamFile, StreamKey
 
-# How long after its job has ended, or since the last byte came, the next may take to come.
+# Longest wait for the next byte, counted from the end of the job or from the last byte.
 DELIVERY_S: Final = 5.0
 _UNREADABLE: Final = (
     "the logs cannot be read; log_read_failed in the coordinator's log names the file"
@@ -134,7 +134,7 @@ class LogReader:
                 # A storm may take a while to arrive: what counts is when the last of it did.
                 waited = self._waited(ended_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
-                # Of a job that has ended the last bytes may be on their way to us.
+                # If the job has ended, its last bytes may still be on their way to the coordinator.
                 complete = final if follow or ended_at is not None else True
                 if complete or changes.closed:
                     restarting = follow and changes.closed and not final

@@ -67,7 +67,7 @@ def planned_end(
             drains = _deadlines(state, attempt, () if before is None else before.drains, now)
     if (
         before is not None
-        # What an agent reports again about the beginning of a run differs a little.
+        # An agent's repeated report of the start of a run differs slightly from its first one.
         and abs(before.since - since) < CLEAN_S / 2
         and before.stage == stage
         and before.limit_s == limit_s

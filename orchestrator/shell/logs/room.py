@@ -83,7 +83,7 @@ class MakeRoom:
             removed = await self._remove_logs(jobs, decided.remove, by_files=by_files)
             if len(removed) == len(decided.remove):
                 break
-            # Those that could not be removed free nothing, so others have to go instead.
+            # Logs that could not be removed free no space, so plan again without them.
             jobs = [use for use in jobs if use.job not in decided.remove]
             free, _ = await asyncio.to_thread(space.room)
             decided = plan(jobs, free, space.free_min)
