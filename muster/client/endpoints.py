@@ -285,7 +285,7 @@ def tokens(user: str | None) -> Call[TokenList]:
 def create_token(wanted: TokenRequest) -> Call[NewToken]:
     from muster.http.people import NewToken
 
-    # Not retried: if the answer is lost, there is a token that nobody has.
+    # Not retried: a lost answer leaves a token that nobody holds.
     return Call(NewToken, "POST", "/v1/tokens", body=msgspec.json.encode(wanted), patience_s=None)
 
 

@@ -127,11 +127,12 @@ class LogReader:
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 async with self._reads.turn(self._user):
                     await self.load()
-                # Looked at before reading: what makes it final was stored before.
+                # Read the state before the logs, because the last logs are stored before the job
+                # counts as complete.
                 state_name, exit_code, ended_at, missing = self._ending()
                 after = await self._live(response, after)
                 await self._announce_late(response, after)
-                # A storm may take a while to arrive: what counts is when the last of it did.
+                # A burst of logs may take a while to arrive, so count from its last byte.
                 waited = self._waited(ended_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
                 # If the job has ended, its last bytes may still be on their way to the coordinator.

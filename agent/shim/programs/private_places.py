@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ON_DISK = ("/tmp", "/var/tmp")  # noqa: S108  mount points
 _IN_MEMORY = "/dev/shm"  # noqa: S108  a mount point
 _QUEUES = "/dev/mqueue"
-# A folder, because its socket may be replaced, which would uncover it.
+# Mount over the folder, because a replaced socket would uncover a mount on the socket.
 _BUSES = ("/run/dbus", "/var/run/dbus")
 # The kernel's defaults for the machine's own /dev/shm.
 _SHM = "mode=1777,size=50%"
