@@ -45,7 +45,7 @@ class SettingsInForce:
         for setting in given[:_GIVEN_MAX]:
             name, origin = _text(setting.name), _text(setting.origin)
             try:
-                # Of a value that is cut off, and of one that is nested deeply, nothing is read.
+                # A truncated or deeply nested value does not decode and is refused.
                 value = check_given(name, msgspec.json.decode(setting.value[:_VALUE_CHARS_MAX]))
                 changed = _with(self.config, name, value)
             except (NotGivenError, msgspec.DecodeError, ValueError, RecursionError) as error:

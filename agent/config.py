@@ -40,7 +40,7 @@ SUBMITTER: Final = "SUBMITTER"
 """The value of `run_as` for the user who submitted the job; no account's name has capitals."""
 # useradd's own rule, or SUBMITTER.
 _USER: Final = r"^([a-z_][a-z0-9_-]{0,30}\$?|SUBMITTER)$"
-# As in DeviceAllow of systemd.
+# The syntax of DeviceAllow in systemd.
 _DEVICE: Final = r"^(/dev/[A-Za-z0-9_][A-Za-z0-9_./-]*|(char|block)-[a-z0-9_-]+)$"
 _ACCOUNT: Final = re.compile(r"[a-z_][a-z0-9_.-]{0,31}")
 

@@ -244,7 +244,7 @@ class Agent:
                 await self._take_over(folders)
                 # The Hello contains the node's RDMA equipment, so probe it before the link opens.
                 await fabric.look()
-                # It says, too, whether the node can start any job, and has torch.
+                # The Hello also reports whether the node can start any job, and has torch.
                 await asyncio.gather(self._job_user.look(), self._interpreter.look())
                 await self._inbox.settled()
                 owner.spawn_monitor(fabric.run, name="fabric")

@@ -164,7 +164,7 @@ def _join(flags: argparse.Namespace, host: str, port: int, secret: JoinSecretTex
         "single_team": _is_meant(flags.run_as, old),
     }
     shown = f"[{host}]" if ":" in host else host
-    # The secret is not used for a node whose agent could not start.
+    # The secret stays unused if the node's agent cannot start.
     first = {**given, "coordinator": f"https://{shown}:{port}"}
     checked = load(file=config if there else None, environ={}, flags=first)
     check_labels(checked)

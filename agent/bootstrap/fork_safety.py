@@ -18,7 +18,7 @@ from typing import Any
 
 TRIAL_S = 5.0
 ENVIRONMENT, USES_CUDA = "changed the environment", "uses CUDA"
-# Stands for all variables among those that were read.
+# A wildcard among the variables that were read.
 ALL = "*"
 # A joined thread stays listed until the kernel has released it.
 _THREADS_S = 1.0
@@ -34,7 +34,7 @@ _PR_GET_DUMPABLE, _PR_GET_TIMERSLACK = 3, 30
 _IOPRIO_GET = {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
 _STARTED_THREAD = "started a thread"
-# Exit codes of the trial. From `_CHANGED` on they are positions in the list of what was checked.
+# Exit codes of the trial. Codes from `_CHANGED` on are positions in the list of checks.
 _FAILED, _WRONG, _CANNOT_SHOW, _CHANGED = 1, 2, 3, 10
 
 
@@ -63,7 +63,8 @@ class EnvironmentReads:
             return get(environ, name)
 
         def copy_all(environ: Any) -> Any:
-            # dict() asks for the keys. A loop over the items does not: tqdm looks for a prefix so.
+            # dict() calls keys(); iteration over the items does not. tqdm iterates to search for a
+            # prefix.
             readers.setdefault(ALL, module)
             return keys(environ)
 

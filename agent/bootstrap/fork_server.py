@@ -31,7 +31,7 @@ _KNOWN = {"args", "env", "stdout", "stderr", "start_new_session", "pass_fds"}
 _PRELOAD_S = 120.0
 # The search for the module that made a trial fail.
 _SEARCH_S = 10.0
-# All other answers come within a second, the trial's within its own limit.
+# Limit for all other answers. They normally take a second; the trial has its own limit.
 _ANSWER_S = 30.0
 # Libraries read these when they are loaded, and Python when it starts. What Python code reads is
 # recorded instead.
@@ -63,7 +63,7 @@ class RankForkServer:
         self._preloaded: list[str] = []
         self._held: int | None = None
         self._channel: socket.socket | None = None
-        # The environment in which the modules are loaded, and who has read which variable.
+        # The environment in which the modules load, and the module that read each variable.
         self._env = env
         self._read: dict[str, str] = {}
         self._kmp_is_read = True
@@ -237,7 +237,7 @@ class ForkedProcess(subprocess.Popen):  # type: ignore[type-arg]
                 try:
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
                 except ChildProcessError:
-                    # As Popen does if another thread waited for all children.
+                    # Another thread waited for all children. Popen returns 0 in this case as well.
                     pid, status = self.pid, 0
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)

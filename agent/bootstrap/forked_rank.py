@@ -224,7 +224,7 @@ def set_threads(number: int) -> None:
     """
     torch = sys.modules["torch"]
     torch.set_num_threads(_limited_by_mkl(number, os.path.dirname(str(torch.__file__))))
-    # Where OpenBLAS reads the number, it takes no more than there are processors.
+    # OpenBLAS applies the same limit when it reads the variable: the available processors.
     number = min(number, len(os.sched_getaffinity(0)))
     for _, set_number in _openblas():
         set_number(number)

@@ -122,7 +122,7 @@ class CodePeers:
         """Return a pack of those chunks that a node has, after a while an empty one. Raises
         NoPeerError."""
         if self._session is None:
-            # An answer that any process may give is not unpacked, whatever it says.
+            # Any process may have sent the answer, so do not decompress it.
             self._session = aiohttp.ClientSession(auto_decompress=False)
         nonce = os.urandom(_NONCE_BYTES)
         body = msgspec.json.encode(ChunksRequest(tuple(chunks)))

@@ -102,7 +102,7 @@ def _follow(held: HeldTask, terms: Terms | None) -> None:
     held.terms = terms
     if peers != held.peers:
         held.peers = peers
-        # A vote of other members says nothing of these.
+        # Votes of the previous members do not count for the new ones.
         held.asked_at = held.voted_at = None
         held.awaited = set()
 

@@ -55,7 +55,7 @@ PHASES: Final[dict[ShimPhase, frozenset[ShimPhase]]] = {
     ),
     ShimPhase.REFUSED: frozenset(),
     ShimPhase.RUNNING: frozenset({ShimPhase.STOPPING, ShimPhase.EXITED, ShimPhase.CLEANED}),
-    # A task that was refused, or whose bootstrap died at the gate, may be stopped meanwhile.
+    # The task may have been refused, or its bootstrap may have died at the gate, before the stop.
     ShimPhase.STOPPING: frozenset(
         {ShimPhase.EXITED, ShimPhase.REFUSED, ShimPhase.CLEANED, ShimPhase.STUCK}
     ),

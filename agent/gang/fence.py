@@ -212,7 +212,7 @@ class Fence:
         self._must = must
         self._tasks: dict[TaskId, Fenced] = {}
         self._turn = asyncio.Lock()
-        # Why the table is not as it should be.
+        # Reason of the last failed write, or "".
         self._problem = ""
         self._claim: socket.socket | None = None
 

@@ -20,7 +20,7 @@ from muster.protocol.refusal_codes import RefusalCode
 
 # Pause between two attempts to remove entries that cannot be removed.
 AGAIN_S: Final = 30.0
-# Pause between two checks for entries that came back: an editor may save an old copy.
+# Pause between two checks for restored entries: an editor may save an old copy.
 LOOK_S: Final = 300.0
 
 _log = structlog.get_logger("agent.gang.setup")

@@ -413,7 +413,8 @@ def _finished(text: bytes, new: bytes, now: bytes) -> bytes:
         return now
     since = now[max(done, len(text)) :]
     if since and len(text) <= done < len(text) + _SAME_BYTES_MIN:
-        # A foreign comment that begins like ours, of which nothing may have been written.
+        # Another writer's comment may begin like the agent's, although none of the agent's text is
+        # written yet.
         since = now[len(text) :]
     return new + since
 

@@ -89,7 +89,7 @@ class CertificateRenewal:
         following = path.with_name(f"{path.name}.next-key")
         key, request = _drawn(following, self._node)
         asked = msgspec.json.encode(RenewRequest(request))
-        # By the date, the coordinator may notice that its clock is wrong, and sign nothing.
+        # The Date lets the coordinator notice a wrong clock of its own and refuse to sign.
         date = formatdate(self._clock.now().wall, usegmt=True)
         headers = {"Content-Type": "application/json", "Date": date}
         answer = await self._dialer.request("POST", _ROUTE, asked, headers, _BYTES_MAX)

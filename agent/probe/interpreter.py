@@ -135,7 +135,7 @@ def _account(
     if os.geteuid() != 0 or (name is None and not submitters):
         return None, None, None, os.path.expanduser("~")
     if submitters:
-        # Which groups they will have is not known.
+        # The groups of the submitters are unknown at this point.
         return _NOBODY, _NOBODY, [_NOBODY], "/"
     try:
         found = pwd.getpwnam(name or "")

@@ -46,7 +46,7 @@ def not_apart(config: AgentConfig) -> dict[str, str]:
 
     An agent of another user than root can keep nothing apart: it runs all jobs as that user.
     """
-    # Of a user named by `run_as`, the probe warns.
+    # The probe warns about a user named by `run_as`.
     known = config.single_team or config.run_as not in {None, "root"}
     users = "" if known else why_users_are_together(config)
     if os.geteuid() != 0:

@@ -61,7 +61,7 @@ class Shims(Protocol):
     use the socket there.
     """
 
-    # Whether a shim can inherit a connection.
+    # True if a shim can inherit a connection.
     gives: bool
 
     async def start(self) -> None:

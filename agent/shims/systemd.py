@@ -114,7 +114,7 @@ def argv_of(
     limits: TaskLimits = NO_LIMITS,
 ) -> list[str]:
     """Return the command that creates the unit of a task. Raises SpawnError."""
-    # Within the unit there is nothing to weigh the task against.
+    # The unit contains no other cgroup, so a weight for the task has no effect.
     request = request_of(task_dir, options, replace(limits, cpu_weight=None))
     request["sigterm"] = True
     bounds = [f"{name}={_bounds(*rlimits(which))}" for name, which in _LIMITS.items()]
@@ -129,7 +129,7 @@ def argv_of(
         f"--description={description_of(task_dir)}",
         *(f"--property={text}" for text in (*PROPERTIES, *bounds)),
         "--",
-        # Otherwise the manager would expand what looks like a variable.
+        # Otherwise the manager would expand text that resembles a variable.
         *(word.replace("$", "$$") for word in command_of(request)),
     ]
 

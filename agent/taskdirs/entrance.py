@@ -19,7 +19,7 @@ def cannot_enter(user: str | None, folder: Path) -> str:
     submitter's. Blocks. Raises OSError or KeyError if that cannot be examined.
     """
     if user is None:
-        # Which groups they will have is not known.
+        # The groups of the submitters are unknown at this point.
         who, uid, gid, groups = "users", NOBODY, NOBODY, [NOBODY]
     else:
         entry = pwd.getpwnam(user)

@@ -17,7 +17,7 @@ from muster.daemon.abandoned_thread import BlockingCall
 from muster.daemon.errors import DaemonError, FileError
 from muster.protocol.link.control_channel import PrepareTask
 
-# As in the shim: a directory server that takes longer is considered hung.
+# Same limit as in the shim: a directory server that takes longer is considered hung.
 ANSWER_S: Final = 120.0
 KEEP_APART: Final = (
     f"in the configuration of an agent that root runs, set `run_as: {SUBMITTER}` and "

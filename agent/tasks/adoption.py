@@ -24,7 +24,7 @@ from agent.shims.shim_files import FOLDER_FLAGS, decode_identity, read_document
 from muster.protocol.ids import TaskId
 
 DYING_S = 0.002
-# As agent/shim/programs/ranks.py and agent/shim/programs/preparation.py name them.
+# The names that agent/shim/programs/ranks.py and agent/shim/programs/preparation.py give.
 _OF_RANK: Final = re.compile(r"rank-(\d{1,8})\.(stdout|stderr)")
 _SINGLE: Final = {LAUNCHER_LOG: "launcher", SETUP_LOG: "setup"}
 

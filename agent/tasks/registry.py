@@ -133,7 +133,7 @@ class TaskRegistry:
                 why="no task made them; the agent leaves them as they are",
             )
         for supervisor in supervisors:
-            # Wait for living tasks: dialing without one would report it as lost.
+            # Wait for running tasks: without one, the agent's Hello would report it as lost.
             while True:
                 try:
                     async with asyncio.timeout(_ANSWER_S):
@@ -192,8 +192,8 @@ class TaskRegistry:
         """Create the supervisor of an existing task; runs in a thread. Returns None if the
         directory has no manifest and its shim is dead, or no shim made what it has."""
         manifest = self._folders.manifest(task)
-        # The supervisor ends what a dead shim left: that may take a minute, but runs for all at
-        # once.
+        # The supervisor ends the processes of a dead shim. That may take a minute, but all
+        # supervisors do it at once.
         if manifest is None and self._is_without_shim(task):
             return None
         # The exit record survives a power failure, the manifest may not: report the end anyway.
@@ -297,12 +297,12 @@ class TaskRegistry:
                 return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
             except DamagedError as error:
                 _log.warning("code_damaged", task=prepare.task, why=str(error))
-            # What is damaged on this disk is fetched again, once.
+            # The stored code is damaged on this disk: fetch it again, once.
             await self._code.repair(prepare, manifest)
             return await asyncio.to_thread(self._place, prepare, taken, owner, copy)
         finally:
-            # An agent that stops waits for its threads. Nothing is left of a copy that ends early,
-            # so the next agent begins the task anew.
+            # An agent that stops waits for its threads. An interrupted copy leaves no files, so the
+            # next agent starts the task from the beginning.
             ended.set()
             self._code.release(manifest)
             await self._code.clean()

@@ -30,7 +30,7 @@ def measure(rounds: int) -> tuple[list[Row], list[str]]:
         (Row("cli", "python -c pass", "floor"), [python, "-c", "pass"]),
     ]
     with cluster(NODES) as local:
-        # As installed: without bytecode, every start would compile all modules.
+        # Like an installed muster: without bytecode, every start would compile all modules.
         env = {k: v for k, v in local.base_env().items() if k != "PYTHONDONTWRITEBYTECODE"}
         for number in range(-_WARM_UP, rounds):
             for row, argv in cases:

@@ -33,7 +33,7 @@ JOBS: Final = {
     "diff": "Show the differences between two jobs.",
     "events": "List the events of a job.",
 }
-# As JOBS, in `muster.cli.cluster.<name>`.
+# Like JOBS, but in `muster.cli.cluster.<name>`.
 CLUSTER: Final = {
     "nodes": "List the nodes.",
     "node": "Show a node, drain or resume nodes.",

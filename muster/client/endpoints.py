@@ -75,7 +75,7 @@ UPLOAD_TIMEOUT_S: Final = 300.0
 LONG_POLL_S: Final = 30.0
 
 LAST: Final = frozenset({"last", "-"})
-# Of one question; they fit the coordinator's default limit on a body.
+# Limits of one request, chosen to fit the coordinator's default limit on a body.
 _CHUNKS_MAX: Final = 8000
 _PAGE_MAX: Final = 1000
 _ID_DIGITS_MAX: Final = 18
@@ -285,7 +285,7 @@ def tokens(user: str | None) -> Call[TokenList]:
 def create_token(wanted: TokenRequest) -> Call[NewToken]:
     from muster.http.people import NewToken
 
-    # Not retried: if the answer is lost, there is a token that nobody has.
+    # Not retried: a lost answer leaves a token that nobody holds.
     return Call(NewToken, "POST", "/v1/tokens", body=msgspec.json.encode(wanted), patience_s=None)
 
 

@@ -199,7 +199,7 @@ def _requested(text: str, node: str) -> ec.EllipticCurvePublicKey:
         asked = x509.load_pem_x509_csr(text.encode())
         public = asked.public_key()
         ours = isinstance(public, ec.EllipticCurvePublicKey) and public.curve.name == _CURVE.name
-        # Those of other kinds can take long.
+        # Keys of other kinds are not verified, because their verification can take long.
         signed = ours and asked.is_signature_valid
         names = [
             str(each.value) for each in asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)

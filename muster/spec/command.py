@@ -33,7 +33,7 @@ _NOT_PYTHON: Final = frozenset(
     {"bash", "conda", "env", "mpirun", "nsys", "poetry", "sh", "srun", "sudo", "uv", "zsh"}
 )
 
-# Of torch.distributed.launch alone, which else gives each rank `--local-rank`.
+# Only torch.distributed.launch has it. Without it, each rank gets `--local-rank`.
 USE_ENV: Final = "--use-env"
 # torchrun's options without a value; all others take one.
 _TORCHRUN_SWITCHES: Final = frozenset(

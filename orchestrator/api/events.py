@@ -165,7 +165,8 @@ class EventsApi:
         changes, user = self._coordinator.changes, request[TOKEN].user
         key = events_key(None if job is None else job.id)
         while True:
-            # Looked at before reading: what makes it final was written before.
+            # Read the state before the events, because the last event is written before the job has
+            # ended.
             if not changes.closed:
                 await self._coordinator.durable_state()
             seen: dict[Hashable, int] = {key: changes.count(key)}

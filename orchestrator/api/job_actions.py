@@ -51,7 +51,7 @@ REASON_CHARS_MAX: Final = 1000
 # Each may copy the whole environment of a job.
 SETS_MAX: Final = 256
 RANK_MAX: Final = 10**7
-# Of one job; its nodes look at all processes for each.
+# Limit for one job, because its nodes examine all processes for each signal.
 SIGNALS_PER_S: Final = 10.0
 _SHOWN_CHARS: Final = 80
 NOTHING: Final = "give one of priority, time_limit, name, hold"

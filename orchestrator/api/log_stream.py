@@ -35,7 +35,7 @@ from orchestrator.shell.logs.reader import (
 from orchestrator.shell.logs.store import LogStore, log_key
 from orchestrator.shell.logs.stream_file import Late, LogStoreError, StreamFile, StreamKey
 
-# How long after its job has ended, or since the last byte came, the next may take to come.
+# Longest wait for the next byte, counted from the end of the job or from the last byte.
 DELIVERY_S: Final = 5.0
 _UNREADABLE: Final = (
     "the logs cannot be read; log_read_failed in the coordinator's log names the file"
@@ -127,14 +127,15 @@ class LogReader:
                 seen = {key: changes.count(key) for key in (self._name, log_key(self._name))}
                 async with self._reads.turn(self._user):
                     await self.load()
-                # Looked at before reading: what makes it final was stored before.
+                # Read the state before the logs, because the last logs are stored before the job
+                # counts as complete.
                 state_name, exit_code, ended_at, missing = self._ending()
                 after = await self._live(response, after)
                 await self._announce_late(response, after)
-                # A storm may take a while to arrive: what counts is when the last of it did.
+                # A burst of logs may take a while to arrive, so count from its last byte.
                 waited = self._waited(ended_at)
                 final = ended_at is not None and (not missing or waited >= DELIVERY_S)
-                # Of a job that has ended the last bytes may be on their way to us.
+                # If the job has ended, its last bytes may still be on their way to the coordinator.
                 complete = final if follow or ended_at is not None else True
                 if complete or changes.closed:
                     restarting = follow and changes.closed and not final

@@ -48,7 +48,8 @@ class LogsApi:
         response = web.StreamResponse()
         response.content_type = "text/plain" if as_text else "application/x-ndjson"
         response.charset = "utf-8"
-        # What a job writes is nothing that a browser should show as a page of ours.
+        # An attachment, because a browser must not render a job's output as a page of the
+        # coordinator.
         kept_as = f"job-{name}.{'log' if as_text else 'ndjson'}"
         response.headers["Content-Disposition"] = f'attachment; filename="{kept_as}"'
         response.enable_chunked_encoding()

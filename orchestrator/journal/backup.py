@@ -54,7 +54,7 @@ from orchestrator.journal.schema import FILE_NAME, check, upgrade
 # The log first: a database that stays behind without it is noticed at the next start.
 _PARTS: Final = ("-shm", "-wal", "")
 
-# The mark of a job whose logs retention has removed, in its folder of logs.
+# Marker file in a job's log folder: retention has removed the logs.
 REMOVED_NAME: Final = "removed"
 # The node ranks of the tasks of an attempt that wrote nothing, in the folder of the attempt's logs.
 SILENT_NAME: Final = "silent"
@@ -475,7 +475,7 @@ def _replaced(path: Path, number: int) -> Path:
 
 def _existing(state_dir: Path, logs: Path | None) -> sqlite3.Connection:
     path = state_dir / FILE_NAME
-    # A reader creates a log if there is none, and the next start would not notice the lost one.
+    # Check first: a reader creates a missing WAL, which would hide the loss from the next start.
     refuse_loss(path, logs, at_rest=False)
     if not path.is_file():
         raise JournalError(f"{path}: there is no journal in this state folder")

@@ -29,8 +29,8 @@ from orchestrator.journal.wal import WriteAheadLog, examine_log
 # Left by a restore that was killed.
 RESTORED: Final = "restored"
 SALVAGED: Final = "salvaged"
-# A journal with this word and a number in its name is put in place. What was there has the other
-# word and the same number.
+# A restore names the new journal RESTORING and a number until it is in place, and the previous one
+# REPLACED and the same number.
 RESTORING: Final = "restoring"
 REPLACED: Final = "replaced"
 # Each checkpoint restarts the log and increments its salt.

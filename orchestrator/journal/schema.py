@@ -160,7 +160,8 @@ def _prepare(database: sqlite3.Connection, path: Path) -> None:
         if named is None:
             # Name of this file only: copies get no name.
             database.execute("INSERT INTO meta VALUES ('database', lower(hex(randomblob(16))))")
-        # After a failed fsync, the log as read may differ from the log on disk, so write it anew.
+        # After a failed fsync, the WAL in the page cache may differ from the disk, so write it
+        # again.
         take_in_log(database, path)
     except sqlite3.OperationalError as error:
         if not is_full(error, path.parent):

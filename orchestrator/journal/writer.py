@@ -31,7 +31,7 @@ class JournalWriter:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._readers = ReaderPool(journal.path)
-        # Of their own, as submits wait for the readers of the archive.
+        # Separate readers, because submits wait for the readers of the archive.
         self._event_readers = ReaderPool(journal.path)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)

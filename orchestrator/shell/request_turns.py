@@ -81,7 +81,7 @@ class CommitReaders:
         Returns True if time was short. The others are woken at the end of the next step.
         """
         until = time.perf_counter() + _READERS_S
-        # Requests that come meanwhile wait for a step of their own.
+        # Requests that arrive during this step wait for a step of their own.
         for _ in range(len(self._waiting)):
             reader = self._waiting.popleft()
             if not reader.done():

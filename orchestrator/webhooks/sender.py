@@ -36,7 +36,7 @@ from orchestrator.webhooks.turns import PAUSE_MAX_S, RequestSlots, UnusedTurnErr
 REQUEST_S: Final = 10.0
 GIVE_UP_S: Final = 86_400.0
 _AT_LEAST_S: Final = 3600.0
-# Of all error statuses, only these may succeed later.
+# Only these error statuses may succeed on a later attempt.
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
 
 _log = structlog.get_logger("muster.webhooks")

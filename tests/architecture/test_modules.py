@@ -138,7 +138,7 @@ def import_graph() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name in importable():
         wanted = {name.rpartition(".")[0]}
-        # Those in functions run later, or never.
+        # Imports inside functions run later, or never.
         at_once: list[ast.stmt] = [it for it in parse(known[name]).body if isinstance(it, _IMPORT)]
         for _, module in imports(ast.Module(at_once, [])):
             above = module.split(".")

@@ -14,7 +14,7 @@ from tests.orchestrator.process import CoordinatorProcess
 
 TREE = Path(__file__).resolve().parents[2]
 PAGE = (TREE / "docs/how-to/operate.md").read_text(encoding="utf-8")
-# What stands for a value, and what is left out.
+# Placeholders of values, and parts that are not compared.
 _OPEN = re.compile(r"\.\.\.|\b(?:FILE|NAME|N)\b|\"|journal\.sqlite")
 
 

@@ -23,6 +23,11 @@ PRONOUN = re.compile(
     r"(What|Whether|Who|Whose|Whom|Where|Which|One|Those|These|That|Of|How|When|Whoever|Whatever|"
     r"Why|As)\b"
 )
+# A comment may count ("One GPU and one HCA") or point ("These errors mean ...").
+PRONOUN_OF_COMMENT = re.compile(
+    r"#+\s*(?:What|Whether|Who|Whose|Whom|Where|Which|Those|That|Of|How|Whoever|Whatever|Why|As|"
+    r"One (?:that|who|which))\b"
+)
 BANNED = re.compile(
     r"\b(told|tells?|hears?|heard|hearing|whoever|be (?:it|they)|but for|for want of|in one breath|"
     r"as good as|what comes of)\b",
@@ -68,11 +73,26 @@ def _below_attributes(body: list[ast.stmt]) -> Iterator[str]:
             yield text.value.value
 
 
-def comments(file: Path) -> Iterator[str]:
-    source = io.StringIO((TREE / file).read_text("utf-8"))
-    for token in tokenize.generate_tokens(source.readline):
+def tokens_of_comments(source: str) -> Iterator[tokenize.TokenInfo]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield token.string
+            yield token
+
+
+def comments(file: Path) -> Iterator[str]:
+    for token in tokens_of_comments((TREE / file).read_text("utf-8")):
+        yield token.string
+
+
+def beginnings_of_comments(source: str) -> Iterator[tuple[int, str]]:
+    """The number and text of the first line of each comment."""
+    above: tuple[int, int] | None = None
+    for token in tokens_of_comments(source):
+        line, column = token.start
+        if above != (line - 1, column):
+            yield line, token.string
+        alone = token.line.lstrip().startswith("#") and not token.string.startswith("#!")
+        above = token.start if alone else None
 
 
 def beginnings(*, of_modules: bool) -> list[str]:
@@ -102,6 +122,37 @@ def test_the_docstring_of_an_attribute_begins_with_a_noun() -> None:
         if PRONOUN.match(text)
     ]
     assert not found, "\n".join(found)
+
+
+def test_a_comment_begins_with_its_subject_or_reason() -> None:
+    found = [
+        f"{file}:{line}: {text}"
+        for file in python_files()
+        for line, text in beginnings_of_comments((TREE / file).read_text("utf-8"))
+        if PRONOUN_OF_COMMENT.match(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_only_the_first_line_of_a_comment_is_checked() -> None:
+    source = (
+        "#!/usr/bin/env python\n"
+        "# Who joins\n# What comes on a second line is not judged.\n"
+        "a = 1  # Whose it is\n"
+        "b = 2  # The second.\n"
+        "if a:\n"
+        "    # As in another column\n"
+        "    pass\n"
+        "# Because the reason comes first.\n# `Why` is quoted code.\n"
+        "c = '''\n# Where a string has one\n'''\n"
+    )
+    found = [
+        line for line, text in beginnings_of_comments(source) if PRONOUN_OF_COMMENT.match(text)
+    ]
+    assert found == [2, 4, 7]
+    assert PRONOUN_OF_COMMENT.match("# One that waits belongs to its node.")
+    assert not PRONOUN_OF_COMMENT.match("# One transaction, so that a crash leaves no half.")
+    assert not PRONOUN_OF_COMMENT.match("# Asks again.")
 
 
 def test_words_of_the_old_dialect_do_not_come_back() -> None:

@@ -74,7 +74,7 @@ def test_a_pack_in_the_making_is_bounded() -> None:
         assert buffer.has_room(CHUNK_BYTES)
         put(buffer, bytes([number]) * CHUNK_BYTES)
     assert not buffer.has_room(1)
-    # What is read next, before the pack is sent, has its place as well.
+    # A chunk that is read before the pack is sent has room as well.
     assert len(buffer.space(CHUNK_BYTES)) == CHUNK_BYTES
     buffer.clear()
     for number in range(PACK_CHUNKS):

@@ -192,7 +192,7 @@ def test_an_unchanged_tree_is_not_read(
         return real(at, path, taken)
 
     monkeypatch.setattr(scanning, "_read", counted)
-    # As if some seconds had passed since the files were written.
+    # Make the files look some seconds old.
     monkeypatch.setattr("muster.bundle.index.RACY_NS", -RACY_NS)
     first = scan(folder, tmp_path / "cache")
     assert sorted(read) == ["lib/a.py", "lib/run", "train.py"]

@@ -94,15 +94,15 @@ class Script:
     events: tuple[api.EventView, ...] = ()
     validation: api.Validation | None = None
     logs: list[api.LogRecord] = field(default_factory=list)
-    # What the trailer of the logs says of bytes that did not come.
+    # The text about undelivered bytes in the trailer of the logs.
     undelivered: str = ""
     # For each connection to the logs in turn, after how many records it is cut; then never.
     cuts: list[int] = field(default_factory=list)
-    # As `cuts`, but the stream ends with the trailer of a coordinator that restarts.
+    # Like `cuts`, but the stream ends with the trailer of a coordinator that restarts.
     restarts: list[int] = field(default_factory=list)
     # Answers given before anything else happens: (status, body, content type).
     first_answers: list[tuple[int, bytes, str]] = field(default_factory=list)
-    # How many answers are cut in the middle of their body, the next ones.
+    # Number of the next answers that are cut in the middle of their body.
     halves: int = 0
     version: api.VersionView | None = None
     # Code that was sent: manifests and chunks by their SHA-256.

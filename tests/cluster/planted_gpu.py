@@ -7,7 +7,7 @@ from pathlib import Path
 
 from examples.local_cluster import LocalCluster
 
-# As `pynvml` shows it. What is said stands in files; each look at memory in use leaves a mark.
+# A stand-in for `pynvml`. It reads its answers from files; each query of used memory leaves a mark.
 DRIVER = """
 from pathlib import Path
 from types import SimpleNamespace

@@ -75,8 +75,8 @@ def test_the_code_of_a_folder_runs_on_two_nodes(
     files = [".gitignore", "job.yaml", "lib/model.py", "link", "run.sh", "train.py"]
     assert log.count(f"files {files}") == 2
     assert log.count("answer 42 lib/model.py True") == 2
-    # What the job has changed is its own copy: the next one starts with the same bytes, and
-    # nothing is sent again.
+    # A job changes only its own copy: the next job starts with the original bytes, and nothing is
+    # sent again.
     again = muster(cluster, cache, "rerun", job)
     assert wait(cluster, again.stdout.strip()) == 0
     assert "answer 42" in log_of(cluster, again.stdout.strip())

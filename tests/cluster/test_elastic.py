@@ -83,7 +83,7 @@ def test_a_gang_grows_shrinks_and_comes_back(own_cluster: LocalCluster, tmp_path
     until(lambda: worlds(own_cluster, job).count("2") == 2, "the other node has joined")
     assert view_of(own_cluster, job).state is JobState.RUNNING
 
-    # Who waits for a node has it as soon as it has left the gang.
+    # A waiting job gets the node as soon as the node has left the gang.
     holder = submit(own_cluster, tmp_path, run="until [ -e second ]; do sleep 0.05; done")
     (torchrun,) = launchers(own_cluster, job, 1)
     os.kill(torchrun, signal.SIGKILL)

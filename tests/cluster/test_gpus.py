@@ -75,7 +75,8 @@ def test_two_jobs_share_a_node_and_a_third_waits_for_the_first(
     # Each has a socket of its own.
     assert mine == {uuid(1, number) for number in range(4)}
     assert mine | yours == everything
-    # As they come, without a word between: a node that is full, and nobody who knows of it.
+    # Both daemons restart at once: the node is full, and the coordinator has to learn it from the
+    # agent.
     one.coordinator.kill()
     one.nodes["node-1"].kill()
     one.coordinator.start()

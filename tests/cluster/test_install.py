@@ -480,7 +480,7 @@ def whole_way(site: Site, line: str) -> None:
     site.agent("gpu-01")
     until(lambda: site.links().get("gpu-01") == "connected", "the node is in the pool")
 
-    # What was installed is all that `muster up` needs there: it packs the same wheel.
+    # The installed package is all that `muster up` needs there: it packs the same wheel.
     again = "from muster.wheels.pack import pack; import sys; sys.stdout.buffer.write(pack().data)"
     done_ = subprocess.run(
         [venv / "bin" / "python", "-I", "-c", again], capture_output=True, check=True, timeout=60

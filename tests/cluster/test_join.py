@@ -95,7 +95,7 @@ def test_a_node_joins_by_one_line_and_is_in_the_pool(site: Site) -> None:
     assert site.client().node("gpu-01").pool == "lab"
     for certificate in ('"tls.cert",name=""', '"tls.ca",name=""', '"node",name="gpu-01"'):
         assert f"muster_certificate_end_seconds{{certificate={certificate}}} " in site.metrics()
-    # One use; but the machine that used it may repeat the line.
+    # The secret has one use, but the machine that used it may repeat the line.
     assert "used up" in site.join("gpu-02", secret, code=1).stderr
     site.join("gpu-01", secret)
 

@@ -27,8 +27,8 @@ found = {name: os.environ.get(name) for name in names}
 with open(f"found-{os.environ['RANK']}", "w") as file:
     json.dump({**found, "argv": sys.argv[1:]}, file)
 """
-# What accelerate's launcher does, with its names: options and script by its parser, an environment,
-# and torchrun's `run` at the end.
+# Does the same as accelerate's launcher, with its names: its parser reads options and script, it
+# sets an environment, and calls torchrun's `run` at the end.
 ACCELERATE = """
 import argparse, os
 from torch.distributed import run as distrib_run

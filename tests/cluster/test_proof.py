@@ -15,7 +15,7 @@ from tests.cluster.scripted_fabric import ScriptedCluster
 from tests.fabric import nccl_lines as lines
 
 GB = 10**9
-# What NCCL would do, until the test has seen enough.
+# Acts like NCCL until the test has seen enough.
 SAYS = """
 import os, socket, time
 with open(f"pid.{os.environ['MUSTER_NODE_RANK']}", "w") as mine:

@@ -164,7 +164,7 @@ def test_a_loss_and_its_end(two: tuple[Machine, Machine]) -> None:
     first.lose(1.0)
     assert not hears(first, second)
     assert hears(second, first, patience_s=60)
-    # Of three words one comes through, most likely by far; and of a stream all, said again.
+    # With three datagrams, one very probably arrives; TCP retransmits all of a stream.
     first.lose(0.01)
     assert hears(first, second, patience_s=60)
     with subprocess.Popen(

@@ -148,7 +148,8 @@ def test_the_launcher_runs_something_else(cluster: LocalCluster, tmp_path: Path)
     assert sorted(printed.splitlines()) == ["launcher one", "worker all", "worker all"]
 
 
-# What torch does with `env://`, less torch: the others connect to rank 0, and all know all.
+# Does the same as torch with `env://`, without torch: the other ranks connect to rank 0, and every
+# rank learns the addresses of all.
 MEETS = """
 import json, os, socket, time
 found = {name: os.environ.get(name) for name in (

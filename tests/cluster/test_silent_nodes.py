@@ -61,7 +61,7 @@ def test_a_node_without_power_ends_the_attempt_by_its_neighbours_word(
     assert (cause.code, cause.node) == (CauseCode.NODE_LOST, gone)
     assert "an answer from 10.77.0." in cause.text
     until(lambda: three.survivors() == [], "nothing of the job is left anywhere")
-    # What that node may still have is not given to another attempt.
+    # The devices that the silent node may still use are not given to another attempt.
     assert view(three, job).state is JobState.STOPPING
     three.boot(gone)
     until(lambda: view(three, job).exit_code == 122, "the job has ended, as its node came back")

@@ -36,7 +36,7 @@ def test_the_interpreter_of_the_nodes_is_in_the_printed_lines(tmp_path: Path) ->
         site.serve()
         made = site.muster("token", "create", "--join").stdout.split()
         assert made[-4:] == ["--run-as", "SUBMITTER", "--python", "/opt/training"]
-        # As the line has it, without --run-as, for nobody but root.
+        # The arguments of the printed line.
         words = ("--node", "n", "--dir", "n", "--no-start", *made[4:])
         site.muster("join", made[2], *words, stdin=f"{made[3]}\n")
         node = yaml.safe_load((tmp_path / "n/agent.yaml").read_text())
@@ -80,7 +80,7 @@ def test_each_option_that_a_cluster_was_not_set_up_with_is_named(tmp_path: Path)
     site.up()
     config = tmp_path / "etc/coordinator.yaml"
     before = config.read_bytes()
-    # As before: nothing to say.
+    # The same settings again: nothing to report.
     same = ("--run-as", "SUBMITTER", "--user", "ada", "--name", "127.0.0.1", "--time-limit", "24h")
     assert "kept" not in up(site, *same, "--port", str(site.port), "--pool", "default")
     text = up(

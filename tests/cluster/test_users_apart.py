@@ -34,7 +34,7 @@ from tests.cluster.cards import GpuMachines
 from tests.cluster.jobs import until
 
 REPOSITORY = Path(__file__).parents[2]
-# What the jobs need to see of this machine, and its own folders.
+# Folders that the jobs need of this machine.
 NEEDED = (Path(sys.base_prefix).resolve(), REPOSITORY)
 STATE = "/run/agent"
 

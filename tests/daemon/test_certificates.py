@@ -111,7 +111,7 @@ def test_a_request_names_its_node_and_is_signed_with_its_own_key() -> None:
 def test_the_signature_of_a_key_of_another_kind_is_not_verified(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # That of an RSA key with a large exponent takes many times as long.
+    # Verifying the signature of an RSA key with a large exponent takes many times as long.
     asked = Mock()
     asked.public_key.return_value = Mock(spec=rsa.RSAPublicKey)
     asked.subject.get_attributes_for_oid.return_value = []

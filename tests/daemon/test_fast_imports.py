@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 TREE = Path(__file__).resolve().parents[2]
-# Of a terminal, of tests, of other programs.
+# Modules for terminals, for tests and for other programs.
 UNWANTED = {
     "aiohttp.pytest_plugin",
     "aiohttp.test_utils",

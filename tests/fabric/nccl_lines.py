@@ -27,7 +27,7 @@ IB_2_18 = (
     + info("Using network IB")
     + channels("IB")
 )
-# One card's two ports merged into one device.
+# Two ports of a card, merged into one device.
 IB_2_21 = (
     info("NCCL_IB_HCA set to =mlx5_0:1,mlx5_1:1")
     + info("NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; OOB eth0:192.0.2.7<0>")

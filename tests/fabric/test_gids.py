@@ -227,7 +227,7 @@ def test_a_single_index_for_different_hcas() -> None:
     assert "NCCL_IB_GID_INDEX" not in made.values
     assert made.apart is not None
     assert "mlx5_0:1 needs 3, mlx5_1:1 needs 5" in made.apart
-    # One that both have will do, though neither would choose it.
+    # An index that both ports have is used, even if neither port alone would get it.
     both = (*HOST, (OTHER, V1), (OTHER, V2))
     made = environment(
         choose([roce("mlx5_0", both), roce("mlx5_1", shifted)], []), (), version_of("2.20.5")

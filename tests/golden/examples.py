@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, inspect
 
 _LATER = {"later": {"x": [1]}}
-# What a reader takes no other text for.
+# Texts for fields whose readers accept no other.
 _WORDS = {
     "task": "42.1.0",
     "signal": "SIGUSR1",

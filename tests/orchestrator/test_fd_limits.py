@@ -86,7 +86,8 @@ def test_streams_leave_the_last_descriptors_to_agents_and_short_requests(
                 assert "LimitNOFILE" in problem["hint"]
                 status, text = await readiness(process)
                 assert (status, "file descriptors" in text) == (503, True)
-                # Who has to do something can; who runs does not notice; who comes is let in.
+                # Users can still submit and nodes can still join; nodes with running jobs notice
+                # nothing.
                 async with user_of(process) as late, connect(process, "n2") as other:
                     await other.hello()
                     await beat(other, 1.0)

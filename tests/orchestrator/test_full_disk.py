@@ -56,7 +56,7 @@ async def test_a_full_disk_takes_no_job_and_loses_none(
         assert problem["code"] == "disk_full"
         assert str(disk) in problem["detail"]
         assert "make room" in problem["hint"]
-        # What was promised stays, what runs ends, what waits can be cancelled.
+        # A repeated submit returns its job, running jobs can end, and queued jobs can be cancelled.
         assert await user.submit("key", workdir="/w") == running
         await agent.say(Heartbeat(1.0))
         while await agent.hear() != HeartbeatAck(1.0):

@@ -314,7 +314,7 @@ def test_a_backup_has_users_and_tokens(tmp_path: Path) -> None:
         assert process.terminate() == 0
         assert command(tmp_path, "restore", "BACKUP")[0] == 0
         process.start()
-        # As the how-to page on people says.
+        # docs/how-to/people.md warns that a restore brings back disabled users and revoked tokens.
         assert [whoami(process, token) for token in (ann, bob)] == ["ann", "bob"]
 
 

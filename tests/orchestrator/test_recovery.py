@@ -58,7 +58,7 @@ def test_a_damaged_journal_is_restored_by_the_command_that_is_named(tmp_path: Pa
         assert (code, "exists already" in said) == (1, True), said
         code, said = verb(process, "restore", backup)
         assert (code, "in use by process" in said) == (1, True), said
-        # What the backup does not know.
+        # The backup does not contain this job.
         asyncio.run(submit(process))
         epoch = process.events("serving")[-1]["epoch"]
         process.terminate()
@@ -86,7 +86,7 @@ def test_a_restore_by_root_is_for_the_user_of_the_coordinator(tmp_path: Path) ->
         asyncio.run(submit(process))
         verb(process, "backup", str(tmp_path / "backup.sqlite"))
         process.terminate()
-        # As a machine that the coordinator has just moved to: an empty folder of its user.
+        # Like a machine that the coordinator has just moved to: an empty folder owned by its user.
         shutil.rmtree(process.state_dir)
         process.state_dir.mkdir()
         os.chown(process.state_dir, 12345, 12346)
@@ -104,7 +104,8 @@ def test_a_tool_that_opened_the_journal_after_a_crash_costs_no_job(
     with CoordinatorProcess(tmp_path).start() as process:
         asyncio.run(submit(process))
         process.kill()
-        # As the sqlite3 tool does: the last process to close it takes the log in and removes it.
+        # The sqlite3 tool does the same: the last process to close the file merges and removes its
+        # WAL.
         with contextlib.closing(sqlite3.connect(process.state_dir / "journal.sqlite")) as database:
             database.execute("SELECT count(*) FROM fact").fetchone()
         said = refused(process)

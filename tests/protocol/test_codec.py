@@ -181,7 +181,7 @@ def test_a_message_of_a_later_protocol_is_distinguished_from_a_broken_one() -> N
         with pytest.raises(UnknownMessage, match="'of_the_future'") as caught:
             decode(raw)
         assert (caught.value.kind, caught.value.seq) == ("of_the_future", 8)
-    # One of the other direction, or of ours with a field that is wrong, is broken.
+    # A message of the other direction, or a known one with a wrong field, is a protocol error.
     for raw in (b'{"seq":8,"body":{"type":"hello"}}', b'{"seq":8,"body":{"type":"start"}}'):
         for decode in (codec.decode_command, codec.decode_report):
             with pytest.raises(ProtocolError) as refused:

@@ -149,7 +149,8 @@ class Checkers:
         for queue in state.queues.values():
             if queue:
                 job = state.jobs[queue[0][1]]
-                # Of other pools as well: agents of one machine may be in several.
+                # Jobs of other pools count as well, because agents of one machine may be in several
+                # pools.
                 others = [state.jobs[name] for name in waiting if name != job.id]
                 promised = any(other.starts_by is not None for other in others)
                 unknown = job.id < state.first_of_epoch and state.unknown.of(job.id)

@@ -89,7 +89,7 @@ class Client:
     def _plan_cancel(self) -> None:
         world = self.world
         if world.chance(self.rudeness.cancels):
-            # Of every age: queued, preparing, running, stopping, ended.
+            # The delays reach jobs of every age: queued, preparing, running, stopping, ended.
             delay_s = world.rng.choice((0.0, 0.02, 0.3, 2.0, 20.0, 120.0)) * world.rng.random()
             world.at(delay_s, self.cancel)
 

@@ -164,7 +164,7 @@ class Draining:
                     self._none_drained(state, job, (node,))
                 case f.AttemptStarted(job, number):
                     tasks = state.jobs[job].attempt(number).tasks
-                    # Whatever drains one of them afterwards lets it run on.
+                    # A node that is drained later keeps the attempt until it ends.
                     later = {it.node for it in facts[at:] if isinstance(it, sf.NodeDrained)}
                     nodes = tuple(task.node for task in tasks if task.node not in later)
                     self._none_drained(state, job, nodes)

@@ -159,7 +159,7 @@ class Ground:
         attempt = self._attempt(shim.job, shim.attempt)
         if attempt is None or attempt.released_at is None:
             self.fail(f"gang: {shim.task} runs, and that its gang may start is not on disk")
-        # Who joins later is waited for by nobody, and is in no table made before.
+        # Nobody waits for a task that joins later, and earlier host tables do not contain it.
         gang = [task for task in attempt.tasks if not task.joined]
         for task in gang:
             if not task.present:

@@ -212,7 +212,7 @@ class Node:
             f"agent_{'stops' if doom.freeze_s else 'dies'}_in_{doom.action.__name__}"
         ] += 1
         if doom.freeze_s:
-            # What it has begun to do, it does; and then nothing for long.
+            # The agent finishes the current step and then does nothing for a long time.
             self.freeze()
             self.world.at(doom.freeze_s, self.thaw)
             return False
@@ -400,7 +400,7 @@ class Node:
         )
         at = max(queue_until, self.world.now + takes_s)
         self._busy_shims[task] = at
-        # What is in the socket is read, whatever becomes of the agent.
+        # The shim reads a message in its socket even if the agent dies.
         self.world.at(at - self.world.now, partial(self.machine.tell, task, command))
 
     def _remove(self, task: TaskId) -> None:

@@ -49,7 +49,7 @@ class Steering:
             self._release_at_last(client)
 
     def _later(self, client: Client) -> None:
-        # Of every age, as cancels are.
+        # The delays reach jobs of every age, like those of cancels.
         delay_s = self.rng.choice((0.05, 1.0, 10.0, 100.0)) * self.rng.random()
         self.world.at(delay_s, partial(self._act, client))
 
@@ -79,7 +79,7 @@ class Steering:
             self._declined(result)
             return
         self.world.met["hold" if wanted.get("hold") else "change"] += result.anything
-        # What was asked since may have been done already.
+        # A later request may already have changed the job again.
         if number == self._asked[job]:
             self.checkers.promises.change_acked(job, wanted)
 

@@ -34,7 +34,7 @@ FORMERLY_BROKEN = (
 def test_promised_starts_are_kept(mode: Backfill) -> None:
     met: Counter[str] = Counter()
     for seed in (*SEEDS, *FORMERLY_BROKEN):
-        # What found a bug stays the run that it was.
+        # Seeds that once found a bug must replay the same run.
         shares = seed in SEEDS and seed % 2 == 1
         met += lived(Cluster(seed, policy=PoolPolicy(mode), shares_looks=shares))
     assert met["start_promised"] >= 20 or mode is Backfill.OFF, met

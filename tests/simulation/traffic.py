@@ -57,7 +57,8 @@ class Traffic:
         folder = self.node.machine.folders.get(task)
         if folder is None or folder.shim is None or not folder.shim.running:
             return
-        # What carries a gang's traffic is one thing on all of its nodes; which, its job has drawn.
+        # All nodes of a gang use the same transport, which a random number drawn for the job
+        # chooses.
         job, attempt, _ = parse_task_id(task)
         by_tcp = random.Random(f"carried {self.world.seed} {job} {attempt}").random() < 0.3
         key = self.node.machine.fabric.ports[0].key

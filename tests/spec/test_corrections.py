@@ -195,7 +195,7 @@ MISTAKES: tuple[Job, ...] = (
     {"prepare": "true"},
     {"ship": "true"},
 )
-# What a hint writes in backticks and does not mean literally.
+# Texts that a hint writes in backticks and does not mean literally.
 FORMS = frozenset(
     {"HH:MM:SS", "- KEY", "setup", "env", "python", "numactl", "labels", "switch", "time_limit"}
 )

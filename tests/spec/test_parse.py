@@ -577,7 +577,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         ("USR1@300s", Warn("SIGUSR1", 300.0)),
         ("SIGUSR2@5m", Warn("SIGUSR2", 300.0)),
         ("10 @ 1m30s", Warn("SIGUSR1", 90.0)),
-        # As Slurm reads them.
+        # Slurm's syntax and units.
         ("USR1@300", Warn("SIGUSR1", 300.0)),
         ("usr1", Warn("SIGUSR1", 60.0)),
     ],

@@ -18,7 +18,7 @@ from muster.spec.parse import MAX_LAUNCH_BYTES, parse_job, parse_json
 KIB = 1024
 DIGITS = "9" * 5000  # more than Python makes a number of
 
-# How the fields of a `JobSpec` are spelled in a job file, where that is not their name.
+# Spelling of the fields of a `JobSpec` in a job file, where it is not the field's name.
 SPELLED = {
     "max_nodes": "nodes",
     "nproc_on": "nproc_per_node",
@@ -29,7 +29,6 @@ SPELLED = {
     "argv": "run",
     "git": "workdir",
 }
-# Those that take text as well as a map, or a map as well as text.
 WRONG: dict[str, Any] = {"a list": [[["x"]]], "a deep map": {"x": {"y": {"z": []}}}, "null": None}
 
 

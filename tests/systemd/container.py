@@ -124,7 +124,7 @@ def debian(*more: str) -> Path:
         shutil.rmtree(new)
     # The packages of one tree are most of another's.
     (CACHE / "packages").mkdir(exist_ok=True)
-    # What it mounts and starts is gone when it is.
+    # Mounts and processes of debootstrap end with it.
     argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     argv += [
         "debootstrap",
@@ -211,7 +211,7 @@ def cgroups(name: str = "") -> Iterator[list[str]]:
     """
     above = list(_own_cgroups())
     mine = f"{_BOX}{os.getpid()}"
-    # Of a run that was killed: it has the lock no more.
+    # Remove the cgroups of killed runs: such a run no longer holds the lock.
     for path in above:
         _end([it for it in path.glob(f"{_BOX}*") if not it.name.startswith(mine)])
     made = [path / f"{mine}{name}" for path in above]

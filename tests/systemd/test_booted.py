@@ -21,7 +21,7 @@ from tests.systemd.test_units import LOOSE, settings_of
 
 pytestmark = [pytest.mark.long, pytest.mark.root, pytest.mark.timeout(600, func_only=True)]
 
-# As which jobs run.
+# The account that runs the jobs.
 USER = "trainer"
 # Writes its pid, and ends when released, or with 3 after SIGTERM.
 PROGRAM = """
@@ -39,7 +39,7 @@ sleep 10000
 """
 
 
-# What the agent does for jobs, as root, with files and processes of USER.
+# The work of the agent for jobs, as root, with files and processes of USER.
 WORK = """
 import os, pwd, socket, subprocess, sys, tempfile, threading
 from pathlib import Path

@@ -30,7 +30,8 @@ TRAINING = """\
 python3 -m venv --without-pip /opt/training
 cd /opt/training/lib/python3*/site-packages
 mkdir torch && touch torch/__init__.py"""
-# What a person has on the laptop alone. A rank uses the shipped module, and the ranks talk.
+# Files that only the user's laptop has. A rank imports the shipped module, and the ranks connect to
+# each other.
 PROJECT = {
     "job.yaml": """\
 nodes: 2

@@ -105,7 +105,7 @@ def test_limits(unit: str) -> None:
     assert -1000 < int(service["OOMScoreAdjust"][0]) < 0
 
 
-# What the drop-in for forked shims sets back: jobs inherit it, and it breaks some of them.
+# Settings that the drop-in for forked shims resets: jobs inherit them, and some jobs break.
 LOOSE = {
     "NoNewPrivileges": ["no"],
     "LockPersonality": ["no"],
@@ -121,7 +121,7 @@ LOOSE = {
     "SystemCallFilter": [""],
     "UMask": ["0022"],
 }
-# Of the agent itself, or of units of tasks, too.
+# Settings that concern the agent itself, or units of tasks as well.
 NO_SANDBOX = re.compile(
     "Type|NotifyAccess|ExecStart|Kill.*|OOM.*|Delegate|StateDir.*|RuntimeDir.*|Limit.*|TasksMax|"
     "Restart|RestartSec|WatchdogSec|Timeout.*|SystemCallErrorNumber|CapabilityBoundingSet"

@@ -89,7 +89,7 @@ def test_two_users_train_at_once_and_find_nothing_of_each_other(machine: Machine
     properties = machine.said("systemctl", "show", "--all", *units.values())
     for words in ("train.py", HOMES, *UIDS, "MUSTER_", "OMP_NUM_THREADS"):
         assert words not in properties
-    # What jobs do not reach answers everybody: only their own view of the machine lacks it.
+    # systemd answers everybody; only the jobs' own view of the machine lacks its bus.
     processes = ("busctl", "call", *MANAGER, "GetUnitProcesses", "s", units["ann"])
     of_bob = (f"--reuid={UIDS['bob']}", "--clear-groups", "--")
     assert "of-ann-" in machine.said("setpriv", *of_bob, *processes)

@@ -284,7 +284,7 @@ class HangMonitor(Monitor):
             doing, where = self._processes.doing(rank.process.pid, threads=quiet)
             written = self._processes.disk_bytes(rank.process.pid)
         if not rank.process.same:
-            # The pid may have been reused meanwhile, so these values may be another process's.
+            # The pid may have been reused, so the values may belong to another process.
             doing, where, written = Doing.GONE, "", None
         log, rank.log = _moved(rank.log, _sizes(rank.files))
         disk, rank.disk = _moved(rank.disk, written)

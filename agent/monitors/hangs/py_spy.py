@@ -86,7 +86,7 @@ async def _one(
         said = await _run([*_as_user(user), program, "dump", *_WORDS, "--pid", str(pid)])
     except OSError as error:
         return RankStacks(rank, pid, problem=str(error)[:_TEXT_MAX])
-    # If the pid was reused meanwhile, the stacks may be another process's.
+    # If the pid was reused, the stacks may belong to another process.
     if not process.same:
         return RankStacks(rank, pid, problem=ENDED)
     if said.code != 0:

@@ -43,7 +43,7 @@ _PEERMEM: Final = (
     "sys/module/nvidia_peermem/version",
 )
 _DRIVER_VERSION: Final = re.compile(r"\b(\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b")
-# 24.10-1.1.4 belongs to NVIDIA's packages; a kernel's own driver says 5.0-0 or nothing.
+# NVIDIA's packages have versions such as 24.10-1.1.4; the kernel's own driver has 5.0-0 or none.
 _OFED: Final = re.compile(r"\d{1,2}\.\d{1,2}-\d+\.\d+.*")
 _DMABUF_KERNEL: Final = (5, 12)
 _NCCL_PACKAGE: Final = re.compile(r"nvidia_nccl_cu\d+-(\d+\.\d+\.\d+)[^/]*\.dist-info")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _ON_DISK = ("/tmp", "/var/tmp")  # noqa: S108  mount points
 _IN_MEMORY = "/dev/shm"  # noqa: S108  a mount point
 _QUEUES = "/dev/mqueue"
-# A folder, because its socket may be replaced, which would uncover it.
+# Mount over the folder, because a replaced socket would uncover a mount on the socket.
 _BUSES = ("/run/dbus", "/var/run/dbus")
-# As the kernel's default for the machine's own.
+# The kernel's defaults for the machine's own /dev/shm.
 _SHM = "mode=1777,size=50%"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -118,7 +118,7 @@ def _open(path: str, make: bool, found: dict[str, int]) -> None:
         fd = os.open(path, _FOLDER)
     except OSError:
         return  # the step that needs it reports it
-    # Of the open folder: the user may have replaced a link since.
+    # Read the path of the open folder, because the user may have replaced a link since.
     real = os.readlink(f"/proc/self/fd/{fd}")
     if not _is_hidden(real):
         os.close(fd)

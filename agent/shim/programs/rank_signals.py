@@ -60,7 +60,8 @@ class RankSignals:
             return
         begun = any(rank.alive for rank in self._ranks.by_number.values())
         if command.late or not (begun or self._last):
-            # If no rank has begun yet, it is for those that are about to.
+            # Before the first rank has started, keep the signal for the ranks that are about to
+            # start.
             self._last = command
         self._to(command, self._waiting(command))
         self.look()

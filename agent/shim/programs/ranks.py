@@ -26,7 +26,7 @@ ERROR_BYTES_MAX = 4096
 _SECONDS_MAX = 1e9
 _WHY_CHARS_MAX = 512
 _RECOGNISE_S = 0.1
-# torchrun sets RANK behind what its own environment has.
+# torchrun appends RANK to its own environment, so a large one must be read whole.
 _ENVIRONMENT_BYTES_MAX = 1 << 20
 
 
@@ -151,7 +151,8 @@ class Ranks:
         until = now() + _RECOGNISE_S
         for pid in sorted(members, key=lambda pid: members[pid]) if unknown else ():
             if now() > until:
-                # A job may have any number of processes, and the shim must not be deaf meanwhile.
+                # A job may have any number of processes, and the shim must keep answering
+                # meanwhile.
                 return
             for value in values_of(environment_of(pid, _ENVIRONMENT_BYTES_MAX), "RANK"):
                 rank = unknown.pop(value, None)

@@ -61,7 +61,7 @@ _NO_SIGNALS = ctypes.create_string_buffer(128)
 
 # PyDLL keeps the GIL during the call, so that the child does not wait for it.
 _libc_locked = ctypes.PyDLL(None, use_errno=True)
-# Looked up once: if each child did it, it would copy fifty pages for that.
+# Look these up once: a lookup in each child would copy about fifty pages.
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child

@@ -289,7 +289,7 @@ class _Check:
         kind = "tcp" if refusal == RefusalCode.UNREACHABLE else kind
         self._find(FindingSeverity.FAULT, kind, (cause.node,), cause.text)
         if output.nodes and not refusal:
-            # Because the job had started, what it reported before the failure is still valid.
+            # Reports made before the failure remain valid, because the job had started.
             self.reports |= output.nodes
         note(f"{safe(cause.text)}; retrying without {safe(cause.node)}")
         return {cause.node}

@@ -43,7 +43,7 @@ _GPUS = (
 )
 
 
-# As in agent/shims/apart.py.
+# Same names as in agent/shims/apart.py.
 _APART = frozenset({"users", "fence", "private /tmp", "hidden processes", "keyrings"})
 
 _SETTINGS = (

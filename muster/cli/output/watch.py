@@ -30,7 +30,7 @@ _ENTER: Final = "\x1b[?1049h\x1b[?25l"
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 _HOME: Final = "\x1b[H"
 _REST_OF_LINE: Final = "\x1b[K"
-# Because the last line may fill the width, erase the rest from a line of its own.
+# The last line may fill the width, so the rest is erased from the start of the next line.
 _REST_OF_SCREEN: Final = "\n\x1b[J"
 # Synchronized output: terminals that support it show the frame at once; others ignore it.
 _BEGIN: Final = "\x1b[?2026h"

@@ -13,7 +13,7 @@ DEVICES_MAX: Final = 1024
 TEXT_MAX: Final = 200
 IN_USE: Final = "is in use outside all jobs"
 """Text for users instead of `busy`, which may name processes of others."""
-# As in `nvidia-smi -L`. No commas, because CUDA_VISIBLE_DEVICES joins UUIDs with commas.
+# The format of `nvidia-smi -L`. No commas: CUDA_VISIBLE_DEVICES joins UUIDs with commas.
 _UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{1,120}")
 _WORD: Final = re.compile(r"[0-9a-z]+")
 

@@ -22,7 +22,7 @@ _ADVICE: Final = {
     _GDR: "is a number of older NCCL releases: a number above 4 means SYS, which permits GPUDirect "
     "RDMA at any distance. Leave it out, and NCCL decides by the topology; or write SYS",
 }
-# An assignment at the begin of a word, and not in a comment: `export A=1`, `env A=1`, `-x A=1`.
+# An assignment at the start of a word, outside comments: `export A=1`, `env A=1`, `-x A=1`.
 _ASSIGNED: Final = re.compile(rf"(?:^|[\s;&|(\"'])({'|'.join(_ADVICE)})=[\"']?([^\s;&|)\"']*)")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
 # A command that prints its words, which may be in quotes.

@@ -21,7 +21,7 @@ _SUFFIXES: Final = (".py", ".sh")
 _SHELLS: Final = ("bash", "dash", "sh", "zsh")
 # They start the script that follows their options, some of which have a value.
 _STARTERS: Final = ("accelerate", "deepspeed", "torchrun")
-# What may precede a command on its line.
+# Words that may precede a command on its line.
 _BEFORE: Final = frozenset(
     {"!", "do", "elif", "else", "exec", "if", "nohup", "then", "time", "until", "while", "{"}
 )

@@ -101,7 +101,8 @@ class BundlesApi:
         # Because bodies are kept in memory until they are verified, few are read at a time.
         self._uploads = asyncio.Semaphore(_UPLOADS)
         self._buffers = UploadBuffers()
-        # Threads that users take in turn, and others for nodes, whose jobs wait for no upload.
+        # Users share these threads in turn. Nodes have other threads, so that no job waits for an
+        # upload.
         self._calls = BulkReads(_THREADS)
         self._fetches = ThreadPoolExecutor(_THREADS, thread_name_prefix="code-fetches")
         self._gangs: OrderedDict[str, dict[int, CodePeer]] = OrderedDict()

@@ -135,7 +135,7 @@ class AccessTable:
             raise no_such_job(name)
         who = self.principal(request[TOKEN])
         if not self._allows(who, route.action, owner):
-            # Only those who may see that there is such a job learn that it is another's.
+            # Only users who may see the job learn that it belongs to someone else.
             if self._allows(who, Action.SEE_JOB, owner):
                 raise _not_yours(name, owner, who, route.action)
             request[FOREIGN] = owner

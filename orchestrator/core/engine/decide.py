@@ -287,7 +287,7 @@ def _hello(
     refused = refuse(state, hello, peer, VERSION, foreign)
     node = state.nodes.get(hello.node)  # None also if only the replaced journal has it
     if refused is not None:
-        # A restarted agent comes from where its last connection came from.
+        # A restarted agent connects from the same address as before.
         other = node is not None and not (refused.soon and node.peer == peer)
         claimed = other and refused.code in NAME_CODES
         facts: list[f.Fact] = [lf.DuplicateNameSeen(hello.node, peer, now.mono)] if claimed else []
@@ -404,7 +404,7 @@ def _rest_of_limit(state: State, task: Task, report: TaskReport, now: Instant) -
     since = now.mono - report.running_s
     planned = not state.policy(state.jobs[task.job].spec.pool).is_strict
     if planned and since >= state.running.get(task.job, math.inf):
-        # The report was delayed: a run does not begin later than known.
+        # The report was delayed: a run cannot begin later than first reported.
         return []
     return [f.RunTimed(task.job, task.attempt, since)]
 

@@ -77,7 +77,7 @@ def guarded_turns(
 
     Raises TurnFailedError if the process must end. Then none of these turns counts.
     """
-    # After a failed turn, each input has its own look again, so that the one that fails is known.
+    # After a failed turn, each input runs its own scheduling pass, to find the one that fails.
     failed = any(ended and it == VERSION for (it, _), ended in state.failed_inputs.items())
     due = None if failed or len(inputs) < 2 else Due()
     turns = []

@@ -26,7 +26,7 @@ def queue_events(state: State, facts: Iterable[f.Fact]) -> list[QueueEvent]:
 def _events(fact: f.Fact) -> list[QueueEvent]:
     if isinstance(fact, f.JobChanged):
         longer = fact.time_limit_s is not UNSET
-        # With another priority, the job has come to another place in its queue.
+        # A new priority moves the job within its queue.
         moved = not longer or fact.priority is not UNSET
         causes = [MoveCause.SET] * moved + [MoveCause.LIMIT] * longer
         return [QueueEvent(cause, job=fact.job) for cause in causes]

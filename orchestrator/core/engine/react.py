@@ -83,7 +83,7 @@ def react(state: State, fact: f.Fact, now: Instant, limits: Limits) -> Decision:
         case MemberAdded(job_id) | NodeAdmitted(job_id):
             return Decision([], send_terms(state, state.jobs[job_id]))
         case TermsStored():
-            # A task that has left may be over once another node has confirmed that.
+            # Another node's confirmation may end a task that has left.
             name = task_id(fact.job, fact.attempt, fact.rank)
             let_in = _let_in(state, fact, limits)
             return Decision([], [*_silent_timers(state, name, now, limits), *let_in])

@@ -17,7 +17,7 @@ def odd_versions(attempt: Attempt) -> dict[TaskId, str]:
 
     If two groups are of equal size, the first in node-rank order counts as the majority.
     """
-    # If no part of the job imports torch under Muster, nothing is known.
+    # The fingerprint is empty if no part of the job imports torch under Muster.
     known = [
         (task, task.prepared.fingerprint)
         for task in attempt.present

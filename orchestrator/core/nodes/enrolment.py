@@ -423,7 +423,7 @@ def _is_same_machine(state: State, asked: s.JoinReceived) -> bool:
     newest = None if joined is None else joined.newest
     if newest is None or newest.key_sha256 != asked.key.key_sha256:
         return False
-    # Journals of earlier releases have no machine with the key, but the node has said its own.
+    # Journals of earlier releases lack the key's machine; the node has reported it.
     machine = newest.machine or ("" if node is None else node.inventory.machine_id)
     return machine == asked.key.machine
 

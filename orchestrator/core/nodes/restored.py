@@ -41,7 +41,7 @@ def unknown_tasks_held(state: State, hello: Hello) -> list[f.Fact]:
     found = {report.task for report in hello.tasks if _is_unknown(state, hello.node, report)}
     if not found and not state.unknown.on(hello.node) and hello.node not in state.awaited:
         return []
-    # First those that hold up a job, so that made-up ones displace none of these.
+    # Tasks that hold up a job come first, so that invented ones cannot displace them.
     kept = sorted(found, key=lambda task: (not _holds_a_job(state, task), task))[:UNKNOWN_MAX]
     return [lf.UnknownTasksHeld(hello.node, tuple(sorted(kept)))]
 

@@ -17,7 +17,7 @@ FAULTS_KEPT: Final = 16
 
 def apply_service(state: State, fact: sf.OfService, at: float) -> None:
     if isinstance(fact, sf.NodeRemoved):
-        # One that has joined and never connected is known by its certificate alone.
+        # A node that has joined but never connected exists only in `enrolment`.
         state.nodes.pop(fact.node, None)
         state.enrolment.put(fact.node, None)
         return

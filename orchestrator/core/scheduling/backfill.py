@@ -65,7 +65,7 @@ def schedule(
     plan = state.plan
     idle = not any(queues_of(state).values()) and not plan.bookings and not plan.promises
     if idle or state.disk_full or is_held(state):
-        # No pass looks at what changes meanwhile, such as a node that is removed and comes back.
+        # No pass will see later changes, such as a node that is removed and registered again.
         return [QueuesPlanned(structs.replace(plan, seen={}))] if plan.seen else []
     return _Pass(state, events, now, lease_s, work_max, anew, freed=freed).run()
 
@@ -164,7 +164,8 @@ class _Pass(Planner):
             changed, described=bool(described), drained=bool(drained)
         )
         if plan.next_job is None:
-            # Else the jobs before that one wait for the next event, so that a pass comes to an end.
+            # If the last pass stopped at `next_job`, jobs before it wait for the next event, so
+            # that a pass ends.
             changed |= plan.touched
         return changed
 
@@ -337,7 +338,7 @@ class _Pass(Planner):
             self.stopped_at,
             self._wakes_at(placed),
             self.lease_s,
-            # Jobs with tasks that nobody knows wait until these are over, wherever they are.
+            # Jobs with unknown tasks wait until these tasks end, on any node.
             {} if self.state.unknown else self.seen,
             frozenset(profile.touched | (plan.touched if plan.next_job is not None else set())),
             self.unseen,
@@ -366,7 +367,7 @@ class _Pass(Planner):
                 self.restored.discard(name)
                 promised = -math.inf
             if promised is None:
-                # Nobody knows whether a node that is away comes back.
+                # A lost node may never return.
                 if start < math.inf and booking is not None and self._are_there(booking):
                     self.promises[name] = start
                     self.facts.append(StartPromised(name, now.wall + start - now.mono))

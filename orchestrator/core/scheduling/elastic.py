@@ -43,12 +43,12 @@ def next_join(state: State, now: Instant) -> TaskJoined | None:
         attempt = job.attempts[-1]
         since = state.running.get(name)
         if since is None or job.cancel is not None or not may_grow(state, job):
-            # After a restart of the coordinator, the nodes say for how long the gang has run.
+            # After a restart of the coordinator, the nodes report how long the gang has run.
             continue
         if len(attempt.present) >= job.spec.most_nodes or _ending(attempt):
             continue
         if job.is_restored(attempt.number) or unknown_tasks(state, job):
-            # The restored journal may lack a task that joined, whose id would come twice.
+            # The restored journal may lack a task that joined, so its id could be used twice.
             continue
         free = _free(state, job, attempt)
         found = next(who_could_join(state, attempt, free), None) if free else None

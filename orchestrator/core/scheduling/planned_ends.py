@@ -67,7 +67,7 @@ def planned_end(
             drains = _deadlines(state, attempt, () if before is None else before.drains, now)
     if (
         before is not None
-        # What an agent reports again about the beginning of a run differs a little.
+        # An agent's repeated report of the start of a run differs slightly from its first one.
         and abs(before.since - since) < CLEAN_S / 2
         and before.stage == stage
         and before.limit_s == limit_s
@@ -78,7 +78,7 @@ def planned_end(
     found = PlannedEnd(attempt.number, stage, since, limit_s, grace_s, drains, 0.0)
     at = _end_at(job, found, now)
     if before is not None and before.at < at < before.at + LATER_S:
-        # No event explains so little, and a booking may begin just then.
+        # No event explains so small a delay, and a booking may begin at the earlier time.
         at = before.at
     return structs.replace(found, at=at)
 

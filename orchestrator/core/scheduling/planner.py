@@ -74,7 +74,7 @@ class Planner:
         self.events = [*plan.events, *events]
         self.freed = freed
         self.ends = self._ends(plan.ends)
-        # A job that a user has changed is planned anew at its new place.
+        # Plan a job again from its new position after a user has changed it.
         changed = {event.job for event in self.events if event.cause is MoveCause.SET}
         # Promises of an earlier process are in the jobs only.
         known = state.jobs if plan.began is None else plan.promises
@@ -94,7 +94,7 @@ class Planner:
         }
         self._note_late(plan.ends, self.expected)
         self.moved = {it.job for it in self.events if it.cause in _OF_THE_ORDER}
-        # The wall clock decides nothing, so promises of an earlier process are made anew.
+        # No decision uses the wall clock, so promises of an earlier process are made again.
         restored = self.promises if plan.began is None else plan.restored
         self.restored = {name for name in restored if name in self.promises}
         self.profile = Profile(state, self.expected, bookings, now, self.returns_at, lease_s)
@@ -175,8 +175,8 @@ class Planner:
         """Start a job, or plan its start; returns whether it waits with a booking."""
         profile, old = self.profile, self.profile.bookings.get(job.id)
         valid = old is not None and self._holds(job, old)
-        # A job that is new at its place, or has lost its promised start, goes before those behind
-        # it. Others respect the promises made to those.
+        # A job that is new in its position, or has lost its promised start, ignores the bookings of
+        # later jobs. Other jobs respect the promises made to later jobs.
         unknown = old is not None and old.start == math.inf
         lost = old is not None and not valid and not unknown and job.id in self.promises
         first = self._is_new(job) or lost
@@ -191,7 +191,7 @@ class Planner:
         if valid and old is not None and now < old.start < math.inf:
             if self.freed:
                 earlier = self._earliest(job, old.start - LATER_S, ignored)
-                # A promise is not staked on a node that may not come back.
+                # A promise must not depend on a node that may not return.
                 free = job.id not in self.promises
                 if earlier is not None and (free or self._are_there(earlier)):
                     profile.book(job.id, earlier)

@@ -111,7 +111,7 @@ class WaitingReasons:
             return _why_not(state, job) or "is being placed"
         head = state.jobs[queue[0][1]]
         if head.user != job.user:
-            # What the head waits for is in its spec, which is its user's.
+            # The reason would reveal the head's spec, which only its user may see.
             return f"{ahead} ahead in pool {pool}; first is another user's job"
         if pool not in self._first:
             self._first[pool] = _first_of(state, head)

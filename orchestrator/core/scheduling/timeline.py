@@ -152,7 +152,7 @@ def spans_of_all(held: list[Held], now: float) -> Spans:
     found: list[tuple[float, float]] = []
     for start, end in sorted((it.start, it.end) for it in held):
         if start == math.inf:
-            # Those whose start is unknown hold the node from then on.
+            # A holder with an unknown start may take the node at any time after that.
             return (*found, (now, _LAST)) if now < math.inf else tuple(found)
         if start > now:
             found.append((now, start))
@@ -185,7 +185,7 @@ def spans_of_parts(node: Node, gpus: int, held: list[Held], now: float) -> Spans
             found.append((begin, at))
             begin = None
     if begin is not None:
-        # Those whose start is unknown hold the node from then on.
+        # A holder with an unknown start may take its share at any time after that.
         found.append((begin, math.inf if all(it.start < math.inf for it in held) else _LAST))
     return tuple(found)
 

@@ -37,10 +37,10 @@ def what_if_state(
         job = replace(job, spec=structs.replace(job.spec, time_limit_s=time_limit_s))
     plan = state.plan
     if drained:
-        # What it has kept is of the nodes as they are.
+        # The cached results hold only for the nodes before the drain.
         plan = structs.replace(plan, memo=None, seen={})
     if (nodes is not None or time_limit_s is not None) and job.id in plan.promises:
-        # The promise to the job as it is says nothing about the other one.
+        # The promise was made to the unchanged job.
         plan = structs.replace(plan, promises={**plan.promises, job.id: -math.inf})
     return replace(state, nodes=there, jobs={**state.jobs, job.id: job}, plan=plan), job
 

@@ -135,8 +135,8 @@ class BundleStore:
             there = os.listdir(self._folder / _CHUNKS)
             for name in {chunk[:2] for chunk in chunks}.difference(there):
                 (self._folder / _CHUNKS / name).mkdir(mode=0o700)
-            # Content to which users may refer already is replaced by what is on disk. The rest
-            # gets its name first, so that one call syncs content and names.
+            # Replace content to which users may already refer with the copy on disk. Rename the
+            # rest first, so that one call syncs content and names.
             here = [chunk for chunk in chunks if os.path.exists(self._chunk(chunk))]
             _sync([f"{incoming}/{chunk}" for chunk in here])
             for chunk in chunks:

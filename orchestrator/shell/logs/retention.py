@@ -78,7 +78,7 @@ class Retention:
         ended: list[tuple[float, JobId]] = []  # (age in seconds, job)
         jobs = self._coordinator.state.jobs
         unknown = [n for n in present if n not in self._gone and n not in self._ended]
-        # Jobs that go to the archive meanwhile are looked up in the next sweep.
+        # Jobs archived during this sweep are examined in the next one.
         elsewhere = [name for name in unknown if name not in jobs]
         archived = await self._coordinator.archive.ended_at(elsewhere)
         self._ended |= {JobId(number): at for number, at in archived.items()}

@@ -83,7 +83,7 @@ class MakeRoom:
             removed = await self._remove_logs(jobs, decided.remove, by_files=by_files)
             if len(removed) == len(decided.remove):
                 break
-            # Those that could not be removed free nothing, so others have to go instead.
+            # Logs that could not be removed free no space, so plan again without them.
             jobs = [use for use in jobs if use.job not in decided.remove]
             free, _ = await asyncio.to_thread(space.room)
             decided = plan(jobs, free, space.free_min)
@@ -154,7 +154,7 @@ class MakeRoom:
                 ended[name] = job.ended_at if job.phase is JobPhase.ENDED else None
         now = self._coordinator.now()
         self._ages.look(now)
-        # A date of a wrong clock would make the newest logs the oldest.
+        # With a wrong clock, the date would make the newest logs the oldest.
         ended = {n: None if at is None else now.wall - self._ages.of(at) for n, at in ended.items()}
         if by_files:
             counts = await asyncio.to_thread(self._count, list(ended))

@@ -397,7 +397,7 @@ class LogStore:
             # The mark is written first, so that files left by a crash count as removed.
             if job.removed is None:
                 await self.in_thread(partial(write_removed, job.root, mark))
-                # The streams may have been evicted meanwhile, and loaded anew.
+                # The streams may have been evicted and loaded again.
                 await self.load(job_id)
             await self.writer.call(partial(self._clear, job_id, mark))
             await self.in_thread(partial(remove_all_but_mark, job.root))

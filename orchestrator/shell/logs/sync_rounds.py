@@ -177,7 +177,7 @@ class SyncRounds:
                 self._done(stream, pending.name, marks[stream])
                 self._writer.post(pending.synced, pending.name, marks[stream].size)
                 continue
-            # Bytes that came meanwhile are after those that are missing.
+            # Bytes that arrived during the round follow the missing ones.
             self._written.pop(stream, None)
             self._failed(stream, pending.name, why)
             pending.synced(pending.name, None)

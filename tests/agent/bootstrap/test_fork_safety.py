@@ -41,7 +41,7 @@ number = {"x86_64": 251, "aarch64": 30}[platform.machine()]
 assert ctypes.CDLL(None).syscall(number, 1, 0, 3 << 13) == 0
 """
 
-# As torch does in the child of a process that has asked CUDA's driver.
+# torch does the same in the child of a process that has used CUDA's driver.
 BAD_FORK = """
 import os, torch
 def poison():
@@ -187,7 +187,7 @@ PLANTED = {
 FAIL_TRIAL = ("fails_in_child", "hangs_in_child", "thread_in_child", "folder_before_fork")
 SEVERAL = "planted_harmless planted_{} planted_another_variable"
 
-# As the bootstrap does it, for each module in turn; torch is imported once.
+# Does the same as the bootstrap, for each module in turn; torch is imported once.
 TRY_EACH = """
 import json, os, sys, types
 sys.path.insert(0, sys.argv[2])

@@ -53,7 +53,7 @@ class Fetch(NamedTuple):
         paths = TaskPaths(str(self.code), scratch, "/output", "/hostfile")
         made = git_fetch.fetch_program(code, paths, str(self.server.config))
         assert made is not None
-        # As the shim does.
+        # The shim sets the same environment.
         base = {"PATH": os.environ["PATH"], "HOME": str(self.root / "home"), "USER": "ann"}
         return subprocess.run(
             made.argv,

@@ -87,7 +87,7 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_reported_with_its_words() -
     (said,) = reports(agent.shim(ShimPhase.RUNNING, running_s=1.0, ranks=ranks))
     assert [(it.oom, it.oom_said) for it in said.ranks] == [
         (True, killed(11).text),
-        # Of another task, and of nobody.
+        # The kernel killed pid 12 in another task, and did not kill pid 13.
         (False, ""),
         (False, ""),
     ]

@@ -23,7 +23,7 @@ def test_a_change_is_reported_once() -> None:
     said = [a.SendReport(m.Heartbeat(100.0, 0.0, m.NodeChanges(rdma=EIGHT)))]
     assert agent.turn(observed(EIGHT)) == said
     assert agent.turn(observed(EIGHT)) == []
-    # What cannot be seen for a while is what it was.
+    # The last known state remains while the hardware cannot be read.
     assert agent.turn(observed(None)) == []
     assert agent.state.observed.inventory.rdma == EIGHT
     assert agent.turn(observed(SEVEN)) != []

@@ -347,7 +347,8 @@ def test_a_node_full_of_tasks_that_failed_still_says_hello() -> None:
     assert [said.task for said in others] == [f"{number}.1.0" for number in range(2, 1000)]
     assert {said.state for said in others} == {TaskState.EXITED}
     assert {said.exit for said in others} == {ExitStatus(1)}
-    # Of the last ones all is news, most likely.
+    # The hello keeps the details of the newest tasks, which the coordinator is least likely to
+    # have.
     assert others[-1].ranks[0].error == "\x1b" * 4096
     assert others[0].ranks == ()
 

@@ -131,7 +131,7 @@ async def test_a_node_without_an_account_of_any_user_says_so_until_there_is_one(
     assert found[1::2] == ["", "", ""]
     assert found[0::2] == [found[0]] * 3
     assert "no user of the cluster (ann@lab.example, no-such-user, root) has" in (found[0] or "")
-    # One user for all jobs: nobody else matters.
+    # With one account for all jobs, other users do not matter.
     assert check(TaskAccounts(AgentConfig(run_as="nobody")), folder, strangers) == ""
 
 

@@ -32,7 +32,7 @@ WITHIN = (
 GANG, LATER = TaskId("8.1.0"), TaskId("9.1.0")
 HOSTS = (("n1", "127.0.0.1"), ("n2", "127.0.0.2"))
 PLAN = ArrangeTask(GANG, ("/bin/true",), {"MUSTER_NODE_RANK": "0"}, HOSTS, "n1 slots=1\n")
-# As the kernel does if a table has no room: the rules as such are right.
+# The kernel answers so if it has no memory for a table, although the rules are valid.
 REFUSES = """\
 #!/bin/sh
 [ "$1" = --check ] && exit 0

@@ -289,7 +289,7 @@ def test_who_is_mapped_to_the_name_of_another_user_shares_no_secret_with_that_on
     for user in (ann, nobody):
         with pytest.raises(UserRefusedError, match=r"several users run as nobody \(`user_map`\)"):
             asyncio.run(owners.of(prepare(user=user, git=secret)))
-    # That user's own jobs run as somebody else.
+    # The jobs of user `nobody` run under another account, so the account is not shared.
     both = TaskAccounts(AgentConfig(run_as=SUBMITTER, user_map={ann: nobody, nobody: "bob"}))
     both.use((ann, nobody))
     assert asyncio.run(both.of(private)) is not None

@@ -390,7 +390,7 @@ async def test_a_table_that_somebody_removed_is_restored(
     await fence.lease(TASK, Fenced(USER, (20_001,)))
     written = program.read_text()
     listed = program.with_name("listed")
-    # As nft: `list` prints what is there, `-f` replaces it.
+    # Acts like nft: `list` prints the table, `-f` replaces it.
     program.with_name(NFT).write_text(
         f'#!/bin/sh\n[ "$1" = list ] && exec /bin/cat {listed}\n/bin/cat > {program}\n'
     )
@@ -481,7 +481,7 @@ async def test_a_task_starts_without_the_fence_only_if_the_site_does_not_demand_
     plan = TaskRecord("boot", "here", PLAN)
     with _refused(must):
         await fence.lease(TASK, Fenced(USER, (20_001,)))
-    # Whatever has tried to write it before.
+    # `follow` does not raise, even if an earlier write failed.
     await fence.follow(TASK, plan)
     with _refused(must):
         await fence.arrange(TASK, PLAN)

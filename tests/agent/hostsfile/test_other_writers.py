@@ -181,7 +181,7 @@ def test_hundreds_of_edits_beside_ours_are_all_there(path: Path, file: HostsFile
     found = path.read_bytes()
     if way != "rename":
         assert found == BASE + b"\n" + b"".join(writers.line(n) for n in range(edits))
-    # One who renames may have read the file between two exchanges: then lines change places.
+    # A writer that renames may have read the file between two exchanges, which reorders lines.
     assert found.startswith(BASE + b"\n")
     added = found.removeprefix(BASE + b"\n").splitlines(keepends=True)
     assert sorted(added) == sorted(writers.line(n) for n in range(edits))

@@ -100,7 +100,7 @@ async def test_an_agent_that_keeps_its_certificate_asks_again_with_the_same_key(
     await renewal(path, coordinator, own).step(path)
     assert path.read_bytes() == before
     coordinator.wall = own
-    # As after a restart of the agent.
+    # A restarted agent makes the same request.
     await renewal(path, coordinator, own).step(path)
     assert path.read_bytes() != before
     assert len(coordinator.keys) == 2

@@ -336,7 +336,7 @@ async def test_a_task_without_a_byte_costs_no_message_where_its_report_says_so(
         (tmp_path / loud / "logs/rank-0.stderr").write_bytes(b"x")
         assert it.complete(silent)
         assert not it.complete(loud)
-        # What is said is said in order: the first task's end would have come first.
+        # Reports keep their order, so an end of the first task would have arrived first.
         assert await stored.take(1) == {loud}
         assert coordinator.logs.tasks == {loud: 1}
 

@@ -25,7 +25,7 @@ def test_a_signal_to_many_is_no_more_looks_at_the_machine(monkeypatch: pytest.Mo
     monkeypatch.setattr("agent.shim.system.process_tree.descendants", counted)
     children = [subprocess.Popen(["sleep", "1000"]) for _ in range(8)]
     try:
-        # One that is stopped sees its signal, too.
+        # SIGTERM also reaches a stopped process.
         children[0].send_signal(signal.SIGSTOP)
         with Loop() as loop:
             ending = Termination(loop, ProcessTree(None), 60.0, lambda: None, lambda *_: None)

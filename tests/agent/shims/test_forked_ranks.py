@@ -360,7 +360,7 @@ def test_the_garbage_collector_skips_imports_before_the_gate(
     any_stage.play(story)
 
 
-# What a module of `preload` changes in the interpreter, and a program that imports it.
+# Changes that a module of `preload` makes in the interpreter, and a program that imports it.
 CHANGES = """
 import atexit, sys
 sys.path.insert(0, "/planted")

@@ -207,7 +207,7 @@ def test_a_warning_goes_to_the_ranks_alone_and_once(any_stage: Stage, tmp_path: 
         await both_up(task, tmp_path, COUNTS)
         for number in (1, 1, 2, 1):
             await task.send(ShimSignal("SIGUSR1", number))
-            # Of two signals that wait one is lost: let each arrive.
+            # Signals do not queue: a second pending one is lost, so wait for each to arrive.
             for rank in (0, 1):
                 await written(task, rank, b"warned True\n")
         await task.until(lambda status: status.signalled == 2, "signalled")
@@ -290,7 +290,7 @@ def test_an_agent_that_goes_and_comes_does_not_cut_the_grace(stage: Stage) -> No
         await task.phase(ShimPhase.STOPPING)
         task.connection.close()
         again = await node.again(task)
-        # What a new agent says: its lease, and what its coordinator still wants.
+        # A new agent sends its lease and the coordinator's current request.
         await again.send(ShimLease(ttl_s=1000))
         await again.send(ShimStop(grace_s=60))
         status = await again.ended()

@@ -127,7 +127,8 @@ def _cgroup_of(pid: int) -> Path | None:
         line for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line[:3] == "0::"
     )
     name = Path(line[3:]).name
-    # Where no cgroup may be made, it lives in the one it was born in, which is not ours.
+    # Without permission to make a cgroup, the shim stays in its parent's, which must not be
+    # removed.
     return Path(base) / "muster" / name if name.startswith("shim-") else None
 
 

@@ -170,7 +170,7 @@ def test_a_torch_job_trains_in_its_own_places_and_leaves_nothing(
     any_stage.play(story)
     for place in PLACES:
         assert not list(Path(place).glob(f"{name}*"))
-    # What it wrote to /tmp and /var/tmp is in the folder that is removed with the task.
+    # Files written to /tmp and /var/tmp are in the folder that is removed with the task.
     left = [it.name for it in (folder / "tmp").iterdir()]
     assert {f"{name}0", f"{name}1"} <= set(left)
     assert str(folder) not in Path("/proc/self/mountinfo").read_text()

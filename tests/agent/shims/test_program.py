@@ -284,7 +284,7 @@ def test_a_folder_that_is_not_there_and_a_path_of_the_job_add_nothing(
 def test_a_failed_setup_is_refused_with_its_last_lines(stage: Stage) -> None:
     async def story(node: Node) -> None:
         task = await node.task()
-        # What setup leaves behind must not outlive the refusal.
+        # Processes that setup leaves behind must not outlive the refusal.
         status = await task.prepared(setup=["sh", "-c", "sleep 1000 & echo no such wheel; exit 7"])
         assert status.phase is ShimPhase.REFUSED
         assert status.refusal is not None

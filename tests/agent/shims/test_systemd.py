@@ -169,8 +169,8 @@ def test_agents_that_share_a_machine_make_no_units(tmp_path: Path) -> None:
 
 # --- starting one ---------------------------------------------------------------------------------
 
-# As systemd-run does: returns when the shim is ready, which lives on. It writes who it is when its
-# socket listens, which is there a little before.
+# Acts like systemd-run: returns when the shim is ready and leaves it running. The shim writes its
+# identity once its socket listens, shortly after the socket exists.
 SYSTEMD_RUN = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 shift

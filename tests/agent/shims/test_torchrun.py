@@ -110,7 +110,8 @@ def test_two_ranks_all_reduce_and_their_files_are_theirs(any_stage: Stage, tmp_p
     work.mkdir()
     (scripts / "train.py").write_text(ALL_REDUCE)
     (scripts / "beside.py").write_text("NAME = 'neighbour'")
-    # Of a name that torch imports: torchrun typed by hand does not see it, nor may ours.
+    # The file has the name of a module that torch imports. torchrun started by hand does not see
+    # it, so the one that the shim starts must not either.
     (work / "logging.py").write_text("raise RuntimeError('shadowed')")
 
     async def story(node: Node) -> None:

@@ -334,7 +334,7 @@ def test_a_job_that_wrote_nothing_is_said_to_have(
         (job_view(nodes=1, spec={"run": ["train.py"], "nproc_per_node": 8}), True),
         (job_view(nodes=1, spec={"run": ["train.py"], "nproc_per_node": 1}), False),
         (job_view(nodes=1, spec={"run": "nvidia-smi", "launcher": "none"}), False),
-        # What ended before it began has no other rank, either.
+        # A job that ended before it started has no other rank, either.
         (ended(job_view(started_at=None), JobState.FAILED, 123), False),
     ],
 )

@@ -488,7 +488,7 @@ def test_on_a_narrow_terminal_nodes_keep_their_names(
     assert terminal.end() == 0
     lines = terminal.raw.decode().splitlines()
     row = next(at for at, line in enumerate(lines) if line.startswith("  gpu-03  "))
-    # What failed there goes on below itself.
+    # The list of failed ranks wraps within its own column.
     assert "0-5 (0: exit 17, 1: exit" in lines[row]
     assert lines[row + 1].startswith(" " * 16)
 

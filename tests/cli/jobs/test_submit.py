@@ -140,7 +140,7 @@ def test_errors_found_by_the_coordinator_name_the_field(run: Run, fake: FakeCoor
     "command",
     [
         ("--", "train.py", "--nodes", "2"),
-        # What a program is likely to have for itself stays its own.
+        # Options after the program belong to the program, even if `submit` has the same ones.
         ("train.py", "--config", "a.yaml", "--name", "b"),
     ],
 )

@@ -397,7 +397,7 @@ def test_a_changed_line_is_all_that_the_coordinator_is_asked_about(
     laptop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # As if some seconds had passed since the files were written.
+    # Make the files look some seconds old.
     monkeypatch.setattr("muster.bundle.index.RACY_NS", -RACY_NS)
     before = scan(laptop, tmp_path / "index")
     (laptop / "train.py").write_text("another")

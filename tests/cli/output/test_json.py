@@ -18,7 +18,7 @@ from muster.spec.parse import parse_job
 from tests.cli.conftest import Run
 from tests.client.fake_coordinator import FakeCoordinator, ended, job_view, record
 
-# What prints nothing that a program would want otherwise.
+# Commands without output that another program would want as JSON.
 WITHOUT: Final = {
     "schema": "prints JSON as it is",
     "completion": "prints a script for a shell",

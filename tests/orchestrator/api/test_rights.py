@@ -371,7 +371,7 @@ async def test_priorities_above_a_limit_are_refused(tmp_path: Path) -> None:
             rerun = await problem(bob, "POST", f"/v1/jobs/{job}/rerun", {"set": ["priority=60"]})
             assert rerun == too_high
             assert (await asked(olga, "PATCH", f"/v1/jobs/{job}", {"priority": 100}))[0] == 200
-            # What an operator has raised, its owner can still rename.
+            # The owner can still rename a job whose priority an operator has raised.
             assert (await asked(bob, "PATCH", f"/v1/jobs/{job}", {"name": "x"}))[0] == 200
             assert await ann.submit(priority=80)
 
@@ -473,7 +473,7 @@ async def test_a_stream_ends_with_the_rights_behind_it(tmp_path: Path) -> None:
             own = await Opened(ann, job).begin(*STREAMS)
             amys, cams = [await Opened(each, job).begin() for each in (amy, cam)]
             dans, olgas = [await Opened(each, job).begin(*STREAMS) for each in (dan, olga)]
-            # Those who keep the right keep their requests, too.
+            # Users who keep the right keep their open requests.
             set_user(process, "ann", role="viewer", teams=["lab", "other"])
             set_user(process, "cam", teams=["other"])
             set_user(process, "amy", teams=["web"])

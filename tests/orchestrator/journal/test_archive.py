@@ -133,7 +133,7 @@ def test_a_kill_loses_nothing_and_doubles_nothing(tmp_path: Path, when: str) -> 
     live = sorted(replay(again.replay()).jobs)
     assert live == ([1, 2] if when == "before" else [2])
     assert seqs(left) == [1, 2, 3, 4]
-    # What had ended and is not there goes there now.
+    # Ended jobs that the archive lacks are archived now.
     assert again.archive(rows(*live))
     assert seqs(left) == [1, 2, 3, 4]
     assert again.tally() == {"CANCELLED": 2}

@@ -53,7 +53,7 @@ def test_a_migration_that_is_killed_leaves_the_old_or_the_new(
         shutil.copytree(folder, crashed)
         layouts.append(layout_of(crashed / FILE_NAME))
         if layouts[-1] == NEXT or (folder / kept).exists():
-            # What stands under that name is whole, whenever it does.
+            # The copy under this name is complete at every moment at which it exists.
             assert layout_of(crashed / kept) == LAYOUT
         assert journals.summary(folder) == before
         assert layout_of(folder / kept) == LAYOUT

@@ -280,7 +280,7 @@ async def test_many_readers_of_tails(coordinator: CoordinatorProcess) -> None:
         await agent.hello()
         job = await user.submit(placement=placed)
         task = await agent.prepare()
-        # One line, in many records: a tail reads all of it.
+        # A single line in many records, so that a tail reads all of it.
         await many_small_chunks(agent, link, task)
         waits = []
         async with quick_answers(coordinator):

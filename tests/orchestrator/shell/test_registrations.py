@@ -59,7 +59,7 @@ def test_an_agent_and_made_up_agents_fill_no_journal(tmp_path: Path) -> None:
     with CoordinatorProcess(tmp_path, limits=limits) as coordinator:
         coordinator.start()
         asyncio.run(main())
-        # Of the node that changes, the first and the newest.
+        # Only the first and the newest record of the node that changes are kept.
         assert records(coordinator) == NEW_NODES + 1
         coordinator.kill()
         coordinator.start()

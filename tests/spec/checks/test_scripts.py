@@ -27,7 +27,7 @@ def started(**job: object) -> list[str]:
         ("hostname; /opt/x.sh; python /opt/x.py; python -m train; python -c x.py", []),
         ("torchrun -m a.b x.py; python $SCRIPT.py; python ~/x.py; ./$RUN", []),
         ("python ../x.py; echo ./x.py; train.py", []),
-        # What another command may have made, and other folders.
+        # Files that another command may have made, and other folders.
         ("cd src\npython train.py", []),
         ("git clone https://host/repo && python repo/train.py", []),
         ("cat > made.py <<EOF\npython other.py\nEOF\npython made.py", []),

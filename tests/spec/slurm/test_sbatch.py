@@ -197,7 +197,7 @@ def test_ranks_per_node_of_slurm_that_torchrun_does_not_use_are_named(start: str
     found = made("--ntasks-per-node=4", body=f"{start} train.py")
     said = "#SBATCH --ntasks-per-node=4 is ignored: torchrun starts the ranks of a node"
     assert [note for note in found.notes if note.startswith(said)]
-    # As most scripts for torchrun have it: one torchrun for each node.
+    # Most Slurm scripts for torchrun look so: one torchrun for each node.
     one = made("--ntasks-per-node=1", body=f"{start} train.py")
     assert not [note for note in one.notes if "ignored" in note]
 

@@ -71,7 +71,7 @@ def write_cluster(plan: NewCluster, client_file: Path, *, start: bool) -> None:
     now = SystemClock().now().wall
     ca, ca_key = plan.folder / "ca.pem", plan.folder / "ca-key.pem"
     if os.path.lexists(ca) and os.path.lexists(ca_key):
-        # Of a run that was interrupted: nodes and people may know this CA already.
+        # An interrupted run left this CA behind; nodes and users may already trust it.
         authority = Authority(ca.read_bytes(), ca_key.read_bytes())
     else:
         authority = new_authority(now)

@@ -11,7 +11,7 @@ from agent.shims.systemd import unit_of
 from muster.protocol.observations.hardware_events import Grade
 from muster.protocol.observations.xids import NOTES, SHOWN, grade_of
 
-# As found in reports of users and in the fixtures of health checkers.
+# Lines from user reports and from the fixtures of health checkers.
 CRITICAL = [
     (
         (
@@ -103,7 +103,7 @@ NOTHING = [
     "mlx5_core 0000:1a:00.0: firmware version: 28.39.1002",
     "Out of memory: the page allocator of a talkative driver",
 ]
-# What the kernel writes of names that users choose.
+# Kernel lines that contain names chosen by users.
 FORGED = [
     "process '/home/eve/NVRM: Xid (PCI:0000:1b:00): 79, x/a.out' started with executable stack",
     "process '/home/eve/NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.' started with exec",
@@ -234,7 +234,7 @@ def test_a_kill_of_the_whole_nodes_memory_may_be_nobodys() -> None:
     [
         (b"4,1234,5678,-;NVRM: x\n SUBSYSTEM=pci\n", Record(1234, "NVRM: x")),
         (b"4,0,5678,-,caller=T1;a\x1b[31mb", Record(0, "a [31mb")),
-        # Of facility 1: a program has written it.
+        # Facility 1: a program wrote this record.
         (b"12,1234,5678,-;NVRM: Xid (PCI:0000:1b:00): 79, x", None),
         (b"4,x,5678,-;NVRM", None),
         (b"NVRM: Xid (PCI:0000:1b:00): 79, x", None),

@@ -213,7 +213,7 @@ def test_skipped_bytes_take_no_room(task: Path) -> None:
     write(task, "gpu-07.1", said.IB_2_18)
     found = NcclLines(task)
     found.look()
-    # What is laid there is tried once.
+    # The first look tried the refused files; the second look skips them.
     assert found.look().processes == 1
     found.close()
 

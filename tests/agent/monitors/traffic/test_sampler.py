@@ -134,7 +134,7 @@ def test_another_life_goes_on_and_says_that_nobody_looked(bench: Bench) -> None:
     assert last.ports[0].sent == 16 * 10**6
     assert (last.nccl.over_rdma, last.nccl.processes) == (6, 1)
     assert (last.gaps, last.gap_s) == (1, 40.0)
-    # What went while nobody looked is in no peak.
+    # Traffic during the gap does not count towards the peak.
     assert last.peak == 4 * 10**6 / 2.0
 
 

@@ -80,7 +80,7 @@ def test_no_link_leads_out(node: Node, tmp_path: Path, target: str) -> None:
     node.link("sys/deep/link", target)
     tree = FsRoot(node.root)
     assert "no such file" in why(tree.text("sys/deep/link"))
-    # What stands there below the root is what is meant.
+    # An absolute link is resolved below the root.
     node.file("etc/secret", "of that machine")
     assert FsRoot(node.root).text("sys/deep/link") == "of that machine"
     node.link("sys/folder", "/etc")

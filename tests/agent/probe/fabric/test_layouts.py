@@ -81,7 +81,7 @@ def test_two_hcas_in_one_network(node: Node) -> None:
     assert "ARP" in problem.what
     assert "NCCL_IB_GID_INDEX" not in node.probe(nccl="2.21.5").env
     assert node.probe(nccl="2.20.5").env["NCCL_IB_GID_INDEX"] == "3"
-    # Where each interface answers for itself alone it is no problem.
+    # No problem is reported if each interface answers ARP only for itself.
     node.file("proc/sys/net/ipv4/conf/all/arp_ignore", "1\n")
     node.file("proc/sys/net/ipv4/conf/all/arp_announce", "2\n")
     assert not problems_of(node.probe())

@@ -315,7 +315,7 @@ def test_a_subnet_prefix_that_is_not_the_default(node: Node, prefix: str) -> Non
     node.hca("mlx5_0")
     node.port("mlx5_0", link="InfiniBand", gids=gids)
     (hca,) = node.probe().hcas
-    # What has the prefix alone is an unused entry, and no address.
+    # An entry with only the prefix is unused and not an address.
     assert [gid.index for gid in hca.gids] == [0]
     assert (hca.gid_slots, hca.gid_index, hca.addresses) == (128, 0, ())
 

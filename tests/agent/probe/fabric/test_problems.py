@@ -101,7 +101,7 @@ def test_second_ports_that_no_card_has_in_use_are_not_cabled(node: Node, phys: s
     assert "not cabled?" in problem.what
     assert "fabric.exclude: [mlx5_0:2" in problem.fix
     assert not problems_of(node.probe(exclude=[f"mlx5_{at}:2" for at in range(4)]))
-    # One card that differs is a fault.
+    # A single card that differs is a fault.
     node.hca("mlx5_4", hca_type="MT4125")
     node.port("mlx5_4", 1, link="InfiniBand", state="1: DOWN", phys="2: Polling")
     node.port("mlx5_4", 2, link="InfiniBand", state="1: DOWN", phys="2: Polling")

@@ -175,7 +175,7 @@ def files(root: Path) -> list[str]:
     return sorted(
         str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
     ) + sorted(
-        # As the probe asks for them.
+        # The paths that the probe reads.
         f"sys/class/infiniband/mlx5_0/{path.relative_to(base)}"
         for base in [root / "sys/class/infiniband/mlx5_0"]
         for path in base.rglob("*")

@@ -46,7 +46,7 @@ def test_settings_of_the_site(node: Node) -> None:
     found = probe(node.root, asked)
     assert not problems_of(found)
     assert (found.env["NCCL_TOPO_FILE"], found.env["NCCL_IB_TC"]) == ("/opt/topo.xml", "41")
-    # Where there is nothing to use there is nothing to set.
+    # Without a usable HCA, no variable is set.
     bare = probe(
         node.root, ProbeOptions(rules=Rules(exclude=("mlx5_0", "mlx5_1")), settings=asked.settings)
     )

@@ -87,7 +87,7 @@ USERS = {
     ("POST", "/v1/tokens/{id}/revoke"),
     *(("POST", f"/v1/jobs/{{id}}/{verb}") for verb in ("cancel", "signal", "rerun")),
 }
-# Of another's job.
+# Routes for the job of another user.
 SHOWN = {("GET", "/v1/jobs/{id}/wait")}
 ADMINS = {("POST", "/v1/jobs/{id}/rerun")}
 ADMINS_ALONE = {

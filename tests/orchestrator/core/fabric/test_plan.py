@@ -141,7 +141,7 @@ def test_the_mtu_of_roce_is_compared_and_that_of_infiniband_is_not() -> None:
         "rdma: required, but n3: mlx5_1:1 has MTU 1500 (rail 1), those of 2 others have MTU 9000"
     )
     assert planned([*first, odd]).of(0).hcas == ("mlx5_0:1",)
-    # What is not known does not differ.
+    # An unknown value counts as equal.
     planned([*first, changed("n3", 1, roce, 2, mtu=None, rate_gbps=None, model="")], REQUIRED)
 
 
@@ -247,7 +247,7 @@ def test_a_node_with_fewer_gpus_has_fewer_rails() -> None:
         "rdma: required, but n2 has 4 ports of its HCAs and no port at 0000:9c:00.0 for rail 4, "
         "others have 8"
     )
-    # What it has itself must be in order.
+    # The ports that the node does have must work.
     broken = node(
         "n2",
         *(ib(at) for at in range(3)),
@@ -262,7 +262,7 @@ def test_machines_of_another_make_go_by_their_places() -> None:
     found = planned([full("n1"), full("n2"), node("n3", *ports)], REQUIRED)
     assert found.of(2).hcas == tuple(f"rdma{at}:1" for at in range(8))
     assert found.rails[0].pci == ""
-    # Of more ports those are taken that are like the others'.
+    # From a node with more ports, the plan takes those that match the ports of the others.
     extra = replace(ib(0), pci="0001:00:00.0", name="slow", rate_gbps=100.0)
     found = planned([full("n1"), full("n2"), node("n3", extra, *ports)], REQUIRED)
     assert found.of(2).hcas == tuple(f"rdma{at}:1" for at in range(8))
@@ -392,7 +392,7 @@ def filed(name: str, value: str, *, file: str = "/etc/nccl.conf") -> dict[str, s
     ("conf", "values", "note"),
     [
         (filed("NCCL_IB_GID_INDEX", "1"), {"NCCL_IB_GID_INDEX": "-1"}, "the plan -1"),
-        # As NCCL would choose itself.
+        # NCCL would choose the same itself.
         (filed("NCCL_IB_GID_INDEX", "3"), {}, ""),
         (filed("NCCL_IB_GID_INDEX", "-1"), {}, ""),
         (filed("NCCL_IB_ADDR_FAMILY", "AF_INET6"), {"NCCL_IB_ADDR_FAMILY": "AF_INET"}, "AF_INET:"),
@@ -437,7 +437,7 @@ def test_another_nccl_is_refused_where_rdma_is_required() -> None:
     gang = [full("n1"), replace_version(full("n2"), (2, 21)), full("n3")]
     assert refused(gang).text == "rdma: required, but n2 has NCCL 2.21, 2 others 2.27"
     assert planned(gang).transport is FabricTransport.RDMA
-    # What is not known does not differ.
+    # An unknown value counts as equal.
     planned([full("n1"), replace_version(full("n2"), None)], REQUIRED)
 
 

@@ -68,7 +68,7 @@ def test_a_port_that_is_down_does_not_shift_the_others(
     if one != other:
         blamed = [name for name, down in (("n1", one), ("n2", other)) if down]
         assert [it.node for it in refused(gang).differences] == blamed
-    # Who joins goes by the same places.
+    # A node that joins later uses the ports at the same positions.
     for wish in (PREFERRED, OFF):
         gang_plan = planned(gang, wish)
         joined = join(gang_plan, unplaced("n3", count, pci=kinds[0]), wish)
@@ -132,7 +132,7 @@ def test_parts_with_other_gpus_use_all_rails_where_these_may_be_apart() -> None:
         assert found.of(0).hcas == found.of(1).hcas == ALL
         assert "all ports are used" in found.notes[0]
         assert join(found, part("n3", *LOW, make=make), REQUIRED) == found.of(0)
-        # Of those that are near on all nodes only these.
+        # Only the ports that are near GPUs on all nodes are used.
         gang[1] = part("n2", 2, 3, 4, 5, make=make)
         found = planned(gang, REQUIRED)
         assert found.of(0).hcas == found.of(1).hcas == ("mlx5_4:1", "mlx5_5:1")

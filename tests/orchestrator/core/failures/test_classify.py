@@ -256,7 +256,7 @@ def test_the_last_line_of_a_traceback_decides(line: str, kind: FailureKind, advi
     assert bool(verdict.advice) == bool(advice)
 
 
-# What has no traceback of Python: the last lines of a process.
+# Last lines of processes that print no Python traceback.
 PLAIN = (
     ("train.py: error: unrecognized arguments: --lr 3", FailureKind.BAD_ARGUMENTS),
     ("bash: line 1: nvidia-smu: command not found", FailureKind.NO_PROGRAM),
@@ -265,7 +265,7 @@ PLAIN = (
     ("/usr/bin/python: can't find '__main__' module in '/x'", FailureKind.NO_SCRIPT),
     ("terminate called without an active exception", FailureKind.ABORTED),
 )
-# Whose fault it is: these the machine's, and all others the user's.
+# The machine is at fault for these kinds, the user for all others.
 INFRA = {
     FailureKind.LOCKED_MEMORY,
     FailureKind.STORAGE_FAILED,

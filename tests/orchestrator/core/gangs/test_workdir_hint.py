@@ -47,7 +47,7 @@ def test_a_file_that_is_looked_for_in_the_empty_folder(said: str, name: str) -> 
     text = ended_with(said)
     assert SAID.format(name) in text
     assert "see that `run` and `workdir` name it" not in text
-    # Who has named a folder knows where his job runs.
+    # No hint if the user named a folder, because the user then knows where the job runs.
     assert "empty folder" not in ended_with(said, workdir="/shared/x")
 
 

@@ -198,7 +198,7 @@ def test_a_coordinator_that_starts_adopts_what_runs_and_counts_every_lease_anew(
     after.join("n0", tasks=(running,))
     assert after.shown(1) is JobState.RUNNING
     assert not after.commands("n0", PrepareTask)
-    # Of the time limit 40 s are left, whatever the clocks of this process say.
+    # 40 s of the time limit are left, whatever the clocks of this process show.
     assert after.state.running[JobId(1)] == -55.0
 
 

@@ -254,7 +254,7 @@ def test_remains_of_a_job_must_be_gone_first(cluster: Cluster) -> None:
     cluster.submit(spec())
     (running,) = cluster.run_gang(1)
     cluster.drain("a")
-    # That it runs is no obstacle: the drain is simply undone.
+    # A running job does not prevent resuming: the drain is undone.
     assert cluster.resume("a") == a.NodeServiceChanged(cluster.node("a").name, anything=True)
     cluster.drain("a", deadline_s=0.0)
     declined = cluster.resume("a")

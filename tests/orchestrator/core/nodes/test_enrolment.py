@@ -426,7 +426,7 @@ def test_a_key_that_belongs_to_a_node_lets_nobody_in_as_another(secret_name: str
     assert isinstance(result, a.Declined)
     assert (result.code, len(site.facts)) == ("key_retired", before)
     assert "with this key: it is gpu-01's" in result.text
-    # One that waits belongs to its node, too, and so does one that was renewed.
+    # The key of a waiting request, and a renewed key, belong to their nodes as well.
     assert site.code(join("w1")) == "waits"
     assert site.code(join("w2", "gpu-02")) == "key_retired"
     site.give(renew("a1", "b1"))

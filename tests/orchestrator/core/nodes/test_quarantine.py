@@ -189,7 +189,7 @@ def test_never_more_than_a_share_of_the_pool(cluster: Cluster) -> None:
         "at fault in 2 jobs (3, 4); it was not quarantined, "
         "as 1 of the 4 nodes of pool default were, and at most 25% may be"
     )
-    # Whom a person drains is not counted.
+    # A node that a user drained does not count towards the limit.
     cluster.resume("a")
     cluster.drain("c")
     fail_at(cluster, "b")

@@ -174,7 +174,7 @@ def test_a_hello_with_thousands_of_them_is_bounded_and_displaces_no_real_one() -
     assert known[running] == (5,)
     assert len(known) == TASKS_KEPT
     assert max(map(len, known.values())) == PIDS_KEPT
-    # Those of a task that is said again take no more.
+    # A repeated report for a known task takes no more room.
     cluster.report(running, TaskState.STARTED, prepared=prepared(), survivors=pids)
     assert len(cluster.node("a").survivors[running]) == PIDS_KEPT
 
@@ -225,7 +225,7 @@ def test_the_jobs_of_one_user_drain_two_nodes_at_most() -> None:
     assert last not in {node.name for node in drained}
     warned = node_view(cluster.node(last), cluster.now).warnings
     assert warned == ("SIGKILL has not ended 7 of task 3.1.0 yet",)
-    # Those of another user are another matter.
+    # The limit counts for each user: the job of another user drains its node.
     cluster.submit(spec(retry=Retry(infra=0)), user="ben")
     other = stick(cluster, 4)
     assert cluster.node(other).drain is not None

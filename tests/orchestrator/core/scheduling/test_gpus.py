@@ -324,7 +324,7 @@ def test_news_of_a_gpu_make_room_or_take_it() -> None:
     assert not cluster.job(2).attempts
     tell(gpu(0), gpu(1, uuid="GPU-new"))
     assert where(cluster, 2) == {"a": (uuid(0), "GPU-new")}
-    # What no job can be given is not taken for news.
+    # A report with the same UUID twice does not replace the known devices.
     tell(gpu(0), gpu(1, uuid=uuid(0)))
     assert [it.uuid for it in cluster.state.nodes[NodeName("a")].inventory.devices] == [
         uuid(0),

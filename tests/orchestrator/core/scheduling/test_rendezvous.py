@@ -44,7 +44,7 @@ def test_everything_that_a_node_gets_is_of_the_network_chosen() -> None:
     cluster = joined("10.0.0.1/24", "10.0.0.2/24")
     cluster.submit(spec(nodes=2))
     for rank in (0, 1):
-        # What the agents call their addresses is the way to the coordinator, and not of a gang.
+        # An agent reports the address of its link to the coordinator, which the gang must not use.
         cluster.prepare(task(1, 1, rank), address=f"192.0.2.{rank}", interface="mgmt")
     worker = plan(cluster, "n2")
     words = list(worker.argv)
