@@ -1,4 +1,4 @@
-"""The coordinator's refusal of a node's certificate, which its `doctor` reports."""
+"""The coordinator's refusal of a node, which its `doctor` reports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ _ROUTE: Final = "/v1/agent"
 _TIMEOUT_S: Final = 5.0
 _BYTES_MAX: Final = 1 << 16
 _UNAUTHORIZED: Final = 401
+_REFUSED: Final = 409
 _FIX: Final = (
     "`muster nodes` says why; a node that waits or was revoked: run `muster join` on it, then "
     "`muster node accept` as an operator"
 )
+_FIX_REFUSED: Final = (
+    "do so and restart the agent, which leaves its jobs running: systemctl restart muster-agent"
+)
 
 
 def certificate_refusal(config: AgentConfig) -> tuple[str, str] | None:
-    """Return that the coordinator refuses this node's certificate, with what to do. Returns None if
-    it accepts it, or does not answer, or the node has none.
+    """Return that the coordinator refuses this node's certificate, or has refused the agent that
+    showed it, with what to do. Returns None if it accepts both, or does not answer, or the node has
+    no certificate.
     """
     url = urlsplit(config.coordinator)
     if config.certificate is None or url.scheme != "https" or url.hostname is None:
@@ -36,9 +41,10 @@ def certificate_refusal(config: AgentConfig) -> tuple[str, str] | None:
         status, body = _answer(asked)
     except (OSError, ssl.SSLError, HTTPException, TlsError, ValueError):
         return None
-    if status != _UNAUTHORIZED:
+    if status not in {_UNAUTHORIZED, _REFUSED}:
         return None
-    return f"{config.coordinator} refuses this node: {_detail(body)}", _FIX
+    fix = _FIX if status == _UNAUTHORIZED else _FIX_REFUSED
+    return f"{config.coordinator} refuses this node: {_detail(body)}", fix
 
 
 def _answer(connection: HTTPConnection) -> tuple[int, bytes]:

@@ -35,8 +35,11 @@ def main() -> int:
     where = machine()
     if args.fan_out:
         with tempfile.TemporaryDirectory(prefix="muster-code-", dir=args.dir) as folder:
-            rows = fan_out.measure(Path(folder), args.fan_out_bytes)
-        print(table(where, rows, []))
+            fan_out.measure(
+                Path(folder),
+                args.fan_out_bytes,
+                lambda rows: print(table(where, rows, []), flush=True),
+            )
         return 0
     with (
         tempfile.TemporaryDirectory(prefix="muster-code-", dir=args.dir) as folder,

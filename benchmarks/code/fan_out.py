@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.launch.samples import Aim, Row
@@ -17,8 +18,9 @@ BYTES_AIM = 2.0
 _FILE_BYTES = 4_000_000
 
 
-def measure(folder: Path, size: int) -> list[Row]:
-    """Send new content to one node and then to all, each on a simulated machine. Needs root."""
+def measure(folder: Path, size: int, show: Callable[[list[Row]], None]) -> None:
+    """Send new content to one node and then to all, each on a simulated machine, and show the
+    figures before the end of the cluster, which may fail on a busy machine. Needs root."""
     mb = f"{size / 1e6:g} MB"
     one = Row("fan-out", f"{mb} to one node, link {RATE}", "floor")
     all_nodes = Row("fan-out", f"{mb} to {NODES} nodes", "ours")
@@ -28,10 +30,10 @@ def measure(folder: Path, size: int) -> list[Row]:
     with NamespaceCluster(folder / "fan-out", agents=NODES) as cluster:
         one.add(_submit(cluster, size, 1)[0])
         took_ms, bytes_sent = _submit(cluster, size, NODES)
-    all_nodes.add(took_ms)
-    times.add(took_ms / one.median)
-    sent.add(bytes_sent / size)
-    return [one, all_nodes, times, sent]
+        all_nodes.add(took_ms)
+        times.add(took_ms / one.median)
+        sent.add(bytes_sent / size)
+        show([one, all_nodes, times, sent])
 
 
 def _submit(cluster: NamespaceCluster, size: int, nodes: int) -> tuple[float, int]:

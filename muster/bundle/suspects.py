@@ -24,12 +24,17 @@ _SECRET: Final = re.compile(
     r"|secrets?\.(json|ya?ml|toml|env|txt))",
     re.IGNORECASE,
 )
+# Files of tools below a person's home, with names that are common elsewhere.
+_SECRET_PATH: Final = re.compile(
+    r"(.*/)?(\.aws/config|\.config/gcloud/.+|\.docker/config\.json|\.kube/config|\.ssh/config"
+    r"|\.?huggingface/(stored_tokens|token))"
+)
 _NOT_SECRET: Final = re.compile(r".*\.(example|sample|template|dist)|.*\.pub", re.IGNORECASE)
 
 
 def secrets(paths: Iterable[str]) -> list[str]:
     """Return the paths of files whose names are those of secrets."""
-    return [path for path in paths if _is_secret(path.rpartition("/")[2])]
+    return [path for path in paths if _is_secret(path)]
 
 
 def data_sets(files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -53,21 +58,36 @@ def data_folders(files: Sequence[tuple[str, int]]) -> list[DataFolder]:
     data = [(path, size) for path, size in files if _is_data(path, size)]
     if not _is_much(len(data), sum(size for _, size in data)):
         return []
-    everything = Counter(folder for path, _ in files for folder in _folders(path))
-    numbers: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for path, size in data:
-        for folder in _folders(path):
-            numbers[folder] += 1
-            sizes[folder] += size
-    found: dict[str, DataFolder] = {}
+    everything = _below((path, 1) for path, _ in files)
+    numbers = _below((path, 1) for path, _ in data)
+    sizes = _below(data)
+    found: list[DataFolder] = []
     for folder in sorted(numbers):  # each before those below it
+        if found and folder.startswith(found[-1].path):
+            continue
         number, size = numbers[folder], sizes[folder]
         if _is_much(number, size) and number >= _MOSTLY * everything[folder]:
-            above = folder.rstrip("/")
-            if found.keys().isdisjoint(_folders(above)):
-                found[folder] = DataFolder(folder, number, size)
-    return sorted(found.values(), key=lambda each: -each.files)
+            found.append(DataFolder(folder, number, size))
+    return sorted(found, key=lambda each: -each.files)
+
+
+def _below(numbers: Iterable[tuple[str, int]]) -> Counter[str]:
+    """Return the sum of the numbers of files for each folder with those below it. A folder has a
+    slash at its end; `./` has only the files that are in no other."""
+    of: Counter[str] = Counter()
+    for path, number in numbers:
+        of[path.rpartition("/")[0]] += number
+    levels: dict[int, Counter[str]] = {}
+    for folder, number in of.items():
+        levels.setdefault(folder.count("/"), Counter())[folder] = number
+    made: Counter[str] = Counter()
+    for depth in range(max(levels, default=0), -1, -1):
+        for folder, number in levels.get(depth, Counter()).items():
+            made[f"{folder}/" if folder else "./"] = number
+            if depth:
+                above = folder.rpartition("/")[0]
+                levels.setdefault(depth - 1, Counter())[above] += number
+    return made
 
 
 def _is_data(path: str, size: int) -> bool:
@@ -82,13 +102,10 @@ def _is_much(files: int, size: int) -> bool:
     return files >= DATA_FILES or size > DATA_BYTES
 
 
-def _folders(path: str) -> list[str]:
-    """Return the folders above a path, each with a slash at its end."""
-    parts = path.split("/")[:-1]
-    return ["/".join(parts[:end]) + "/" for end in range(1, len(parts) + 1)] or ["./"]
-
-
-def _is_secret(name: str) -> bool:
-    if name.endswith(".py"):  # most files, and never a secret by its name
+def _is_secret(path: str) -> bool:
+    if path.endswith(".py"):  # most files, and never a secret by its name
         return False
-    return _SECRET.fullmatch(name) is not None and _NOT_SECRET.fullmatch(name) is None
+    name = path.rpartition("/")[2]
+    if _SECRET.fullmatch(name) is not None:
+        return _NOT_SECRET.fullmatch(name) is None
+    return _SECRET_PATH.fullmatch(path) is not None

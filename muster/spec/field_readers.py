@@ -282,7 +282,7 @@ def job_name(text: str) -> str:
     """Parse a job name: `[a-z][a-z0-9-]{0,62}`, except words of the command line."""
     if not _NAME.fullmatch(text):
         raise InvalidValueError(
-            "is not a name: a letter, then up to 62 of a-z, 0-9 and `-`",
+            "is not a name: a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
             f"write `{sanitised_name(text)}`",
         )
     if text == "last":
@@ -296,7 +296,7 @@ def pool(text: str) -> str:
     """Parse a pool name, with the rules of a job name."""
     if not _NAME.fullmatch(text):
         raise InvalidValueError(
-            "is not a pool name: a letter, then up to 62 of a-z, 0-9 and `-`",
+            "is not a pool name: a lower-case letter, then up to 62 of a-z, 0-9 and `-`",
             "write the name as the cluster's configuration has it",
         )
     return text

@@ -31,7 +31,7 @@ KEYS: Final[dict[str, KeyDoc]] = {
     "name": KeyDoc(
         "Name of the job. Its id is separate.",
         "name: qwen-sft",
-        "a letter, then up to 62 of `a-z`, `0-9`, `-`; not `last`",
+        "a lower-case letter, then up to 62 of `a-z`, `0-9`, `-`; not `last`",
         "derived from the command",
     ),
     "nodes": KeyDoc(

@@ -88,7 +88,8 @@ def to_mapping(spec: JobSpec) -> dict[str, object]:
 
 def _start(spec: JobSpec) -> dict[str, object]:
     made: dict[str, object] = {}
-    if spec.start_method is not StartMethod.FORK:
+    # Its default is shown where the key has an effect.
+    if spec.launcher.torchruns or spec.start_method is not StartMethod.FORK:
         made["start_method"] = spec.start_method.value
     if spec.preload:
         made["preload"] = list(spec.preload)

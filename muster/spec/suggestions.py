@@ -38,6 +38,7 @@ _ELSEWHERE: Final = {
         "memory": "resources.memory",
         "network_tier": "rdma",
         "nnodes": "nodes",
+        "nproc": "nproc_per_node",
         "node_count": "nodes",
         "nodelist": "placement.include",
         "ntasks_per_node": "nproc_per_node",
@@ -83,6 +84,9 @@ _CODE: Final = (
 )
 _ORDER: Final = "leave it out: `priority` and `pool` decide the order of jobs"
 _LOGS: Final = "leave it out: the output of all ranks is stored (muster logs ID)"
+_MAIL: Final = (
+    "leave it out: Muster sends no mail; `notify: [https://hooks.example.com/team]` names a webhook"
+)
 _NETWORK: Final = (
     "leave it out: Muster finds the networks of each node; `rdma: required` demands RDMA"
 )
@@ -94,6 +98,7 @@ _REPLACED: Final = {
     "annotations": _NETWORK,
     "array": "leave it out, and submit one job for each index",
     "constraint": "write the labels of the nodes: `placement: {labels: {KEY: VALUE}}`",
+    "cpus_per_task": "write the CPUs per node, of all its ranks: `resources: {cpu: 64}`",
     "error": _LOGS,
     "extended_resource": _NETWORK,
     "extended_resources": _NETWORK,
@@ -101,6 +106,8 @@ _REPLACED: Final = {
     "gres": "write the GPUs per node: `resources: {gpu: 8}`",
     "import": _CODE,
     "large_shm": "leave it out: jobs have the /dev/shm of the node",
+    "mail_type": _MAIL,
+    "mail_user": _MAIL,
     "ntasks": "write the ranks per node: `nproc_per_node: 8`",
     "output": _LOGS,
     "pvc": _STORAGE,

@@ -41,6 +41,7 @@ from muster.protocol.link.sequencing import Link
 from muster.protocol.refusal_codes import RefusalCode
 from muster.protocol.states import TaskState
 from orchestrator.core.facts.inputs import HelloReceived, ReportReceived, SessionEnded
+from orchestrator.core.nodes.enrolment import refusal_of
 from orchestrator.core.rights.link import node_may_send
 from orchestrator.shell.coordinator import Coordinator
 from orchestrator.shell.frame_budget import FrameBudget, LineBudget, ReportPace
@@ -142,8 +143,16 @@ class AgentSessions:
             self._put(session, _Close("the coordinator is restarting", WSCloseCode.GOING_AWAY))
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Handle an agent's control connection, from its Hello to its end."""
+        """Handle an agent's control connection, from its Hello to its end. A request that opens
+        none asks whether this coordinator refuses the agent, as a node's `doctor` does.
+        """
         assert self.coordinator is not None
+        certificate = peer_fingerprint(request.transport)
+        why = (
+            "" if "Upgrade" in request.headers else refusal_of(self.coordinator.state, certificate)
+        )
+        if why:
+            raise web.HTTPConflict(reason=why)
         socket = web.WebSocketResponse(
             compress=False,
             max_msg_size=self._message_bytes_max,
@@ -170,7 +179,6 @@ class AgentSessions:
             session.log = log.bind(node=hello.node)
             request[NODE] = hello.node
             local = is_local(request, peer)
-            certificate = peer_fingerprint(request.transport)
             await self.coordinator.put(HelloReceived(session.id, hello, peer, local, certificate))
             await self._read(session, self.coordinator)
         except ProtocolError as error:

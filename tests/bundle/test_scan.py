@@ -232,6 +232,13 @@ def test_what_looks_like_a_secret_or_data_is_named() -> None:
     names = (".env", "a/.env.local", "id_rsa", "x.pem", "b/credentials", "secrets.yaml")
     fine = (".env.example", "id_rsa.pub", "env.py", "secrets.py", "credentials_test_data/x")
     assert secrets([*names, *fine]) == list(names)
+    tools = (
+        *(".huggingface/token", "home/.cache/huggingface/token", ".aws/config", ".kube/config"),
+        *("a/.config/gcloud/access_tokens.db", ".config/gcloud/configurations/config_default"),
+        *(".docker/config.json", ".ssh/config"),
+    )
+    plain = ("src/token", "aws/config", "config", "gcloud/notes.txt", "huggingface/tokenizer.json")
+    assert secrets([*tools, *plain]) == list(tools)
     assert data_sets([("train.py", 1), ("train.bin", 1 << 30)]) == [("train.bin", 1 << 30)]
 
 
@@ -248,5 +255,8 @@ def test_folders_of_many_small_files_look_like_data() -> None:
     assert data_folders([*mixed, *here]) == [("./", DATA_FILES, DATA_FILES)]
     half = [(f"a/{number}.wav", DATA_BYTES // 2 + 1) for number in range(2)]
     assert data_folders([*code, *half]) == [("a/", 2, DATA_BYTES + 2)]
+    # The folders of a deep tree are looked at once, and not once for each file.
+    deep = [(f"{'d/' * 500}{number}.npy", 1) for number in range(DATA_FILES)]
+    assert data_folders([*deep, *code]) == [("d/", DATA_FILES, DATA_FILES)]
     # A large file is named by itself.
     assert data_folders([("b/x.npy", DATA_BYTES + 1)]) == []

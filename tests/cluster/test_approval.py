@@ -12,7 +12,7 @@ import yaml
 from examples.local_cluster import MUSTER
 from muster.client import enrolment
 from muster.http.enrolment import JoinSecretRequest
-from tests.cluster.enrolment import Site
+from tests.cluster.enrolment import Site, running
 from tests.cluster.jobs import until
 from tests.cluster.test_wrong_clock import restart
 
@@ -32,14 +32,8 @@ def doctor(site: Site, node: str) -> str:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("approval"), ("--approve",))
-    try:
-        made.up()
-        made.serve()
+    with running(tmp_path_factory.mktemp("approval"), "--approve") as made:
         yield made
-    finally:
-        for daemon in reversed(made.daemons):
-            daemon.stop()
 
 
 def test_a_new_node_waits_until_an_operator_accepts_it(site: Site) -> None:
@@ -122,3 +116,40 @@ def test_the_pool_of_the_secret_goes_before_the_option(site: Site) -> None:
     done = site.muster("join", target, *words, "--pool", "other", stdin=f"{secret}\n")
     assert "its pool is lab, that of the secret, and not other" in done.stdout
     assert yaml.safe_load((site.root / "cpu-03/agent.yaml").read_text())["pool"] == "lab"
+
+
+def test_a_node_in_another_pool_than_its_secret_s_is_refused_and_says_why(site: Site) -> None:
+    site.join("cpu-04", site.secret("--pool", "lab"))
+    site.muster("node", "accept", "cpu-04")
+    config = site.root / "cpu-04" / "agent.yaml"
+    right = config.read_text()
+    wrong = right.replace("lab", "other")
+    assert yaml.safe_load(wrong)["pool"] == "other"
+    why = "cpu-04 joined with a secret for pool lab, and its agent says pool other: set `pool: lab`"
+
+    def shown(*words: str) -> str:
+        return said(site.muster(*words).stdout)
+
+    config.write_text(wrong)
+    agent = site.agent("cpu-04")
+    until(lambda: why in shown("node", "show", "cpu-04"), "a new node says why it is refused")
+    assert f"refuses this node: {why}" in doctor(site, "cpu-04")
+    agent.stop()
+    config.write_text(right)
+    agent.start()
+    until(lambda: site.links().get("cpu-04") == "connected", "the node is in the pool")
+    assert site.client().node("cpu-04").pool == "lab"
+    assert why not in shown("nodes")
+    agent.stop()
+    config.write_text(wrong)
+    agent.start()
+    refused = f"its agent is refused: {why}"
+    until(lambda: refused in shown("node", "show", "cpu-04"), "a known node says so, too")
+    assert refused in shown("nodes")
+    assert f"refuses this node: {why}" in doctor(site, "cpu-04")
+    agent.stop()
+    config.write_text(right)
+    agent.start()
+    until(lambda: site.links()["cpu-04"] == "connected", "the node is back")
+    assert why not in shown("node", "show", "cpu-04")
+    assert "refuses this node" not in doctor(site, "cpu-04")

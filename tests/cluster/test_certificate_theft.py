@@ -57,28 +57,39 @@ def test_the_users_port_has_nothing_for_agents(site: Site) -> None:
         assert peers == (404, "no_such_route")
 
 
+async def renew(site: Site, node: str, file: Path) -> str:
+    """Renew a certificate of a node once; returns why not."""
+    ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
+    async with Dialer(url, None, ca, file) as dialer:
+        renewal = CertificateRenewal(dialer, file, node, SystemClock())
+        try:
+            await renewal.step(file, at_once=True)
+        except ConnectionLostError as error:
+            return str(error)
+    return ""
+
+
 async def test_a_certificate_is_renewed_and_a_copy_of_the_old_one_ends_both(site: Site) -> None:
     await asyncio.to_thread(lambda: site.join("gpu-05", site.secret()))
     path = site.certificate("gpu-05")
     first = path.read_bytes()
     stolen = path.with_name("stolen.pem")
     stolen.write_bytes(first)
-    ca, url = site.root / "etc" / "ca.pem", f"https://127.0.0.1:{site.agents_port}"
-
-    async def renew(file: Path) -> str:
-        """Renew once; returns why not."""
-        async with Dialer(url, None, ca, file) as dialer:
-            renewal = CertificateRenewal(dialer, file, "gpu-05", SystemClock())
-            try:
-                await renewal.step(file, at_once=True)
-            except ConnectionLostError as error:
-                return str(error)
-        return ""
-
-    assert await renew(path) == ""
+    assert await renew(site, "gpu-05", path) == ""
     assert path.read_bytes() != first
-    assert "renewed twice" in await renew(stolen)
-    assert "no node has this certificate" in await renew(path)
+    assert "renewed twice" in await renew(site, "gpu-05", stolen)
+    assert "no node has this certificate" in await renew(site, "gpu-05", path)
+
+
+async def test_a_node_that_never_got_the_answer_of_its_join_renews(site: Site) -> None:
+    secret, path = site.secret(), site.certificate("gpu-08")
+    await asyncio.to_thread(site.join, "gpu-08", secret)
+    first = path.read_bytes()
+    await asyncio.to_thread(site.join, "gpu-08", secret)
+    assert path.read_bytes() != first
+    path.write_bytes(first)
+    assert await renew(site, "gpu-08", path) == ""
+    assert site.post("/v1/jobs", {}, "gpu-08")[0] == 403  # not 401: the certificate is good
 
 
 @contextlib.contextmanager

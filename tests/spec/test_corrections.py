@@ -469,6 +469,10 @@ def test_a_line_in_quotes_is_taken_as_it_is_suggested(line: str) -> None:
         "import",
         "export",
         "image",
+        "cpus_per_task",
+        "mail-type",
+        "mail_user",
+        "nproc",
     ],
 )
 def test_a_key_of_another_system_is_answered_with_what_to_write(key: str) -> None:

@@ -138,3 +138,9 @@ def test_round_trip(spec: JobSpec) -> None:
 @given(specs())
 def test_specs_travel_as_messages(spec: JobSpec) -> None:
     assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+def test_the_default_start_method_is_shown_where_it_has_an_effect() -> None:
+    assert to_mapping(parse_mapping({"run": "x.py"}))["start_method"] == "fork"
+    alone = parse_mapping({"run": ["x"], "launcher": "none"})
+    assert "start_method" not in to_mapping(alone)

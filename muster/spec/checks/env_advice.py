@@ -10,6 +10,7 @@ from muster.spec.model import Argv, Command, JobSpec, Shell
 
 _GDR: Final = "NCCL_NET_GDR_LEVEL"
 _GID: Final = "NCCL_IB_GID_INDEX"
+_BY_VALUE: Final = (_GID, _GDR)
 _ADVICE: Final = {
     "PYTORCH_TCP_SOCKET_IFNAME": "has no effect: no program reads it. Muster sets "
     "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME on each node",
@@ -24,6 +25,12 @@ _ADVICE: Final = {
 # An assignment at the begin of a word, and not in a comment: `export A=1`, `env A=1`, `-x A=1`.
 _ASSIGNED: Final = re.compile(rf"(?:^|[\s;&|(\"'])({'|'.join(_ADVICE)})=[\"']?([^\s;&|)\"']*)")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
+# A command that prints its words, which may be in quotes.
+_PRINTED: Final = re.compile(
+    r"(?:^|[;&|({]|\b(?:do|else|then)\s)\s*(?:echo|printf)\s"
+    r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|["'].*|[^;&|"'\\])*"""
+)
+_EXPANDED: Final = ("$", "`")
 # Other programs may have arguments that look like an assignment.
 _SETTERS: Final = frozenset({"bash", "dash", "env", "mpirun", "sh", "zsh"})
 
@@ -47,6 +54,9 @@ def env_advice(spec: JobSpec) -> tuple[str, ...]:
         ("roles.worker.run", worker.run),
     ):
         for name, value in _assigned(command):
+            # An expansion may be another value on each node.
+            if name in _BY_VALUE and any(sign in value for sign in _EXPANDED):
+                continue
             if _is_bad(name, value):
                 found[f"{where}: {name} {_ADVICE[name]}"] = None
     return tuple(found)
@@ -62,7 +72,8 @@ def _is_bad(name: str, value: str) -> bool:
 def _assigned(command: Command | None) -> Iterator[tuple[str, str]]:
     """Yield the assignments to such variables in the text of a command, with their values."""
     if isinstance(command, Shell):
-        texts = [_COMMENT.sub("", line) for line in command.script.split("\n")]
+        lines = command.script.split("\n")
+        texts = [_COMMENT.sub("", _PRINTED.sub(";", line)) for line in lines]
     elif isinstance(command, Argv) and command.argv[0].rpartition("/")[2] in _SETTERS:
         texts = list(command.argv[1:])
     else:

@@ -55,6 +55,7 @@ _INSTEAD: Final = {
     "--ntasks": "say how many per node: #SBATCH --ntasks-per-node=8",
     "--export": "the environment is not inherited; pass variables with -e",
 }
+_TASKS_PER_NODE: Final = "--ntasks-per-node"
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 # Commands after such a word run conditionally, repeatedly or later; lines after `<<` are text.
 _CONTROL: Final = re.compile(
@@ -138,7 +139,7 @@ class _Reader:
             "--requeue": lambda _: None,  # retry.infra does so anyway
             "--no-requeue": lambda _: self._set("retry", {"infra": "0"}),
             "--signal": self._signal,
-            "--ntasks-per-node": self._ntasks,
+            _TASKS_PER_NODE: self._ntasks,
         }
 
     def header(self, text: str) -> None:
@@ -216,7 +217,10 @@ class _Reader:
             self.notes.append(f"--signal={printable(value)} reaches the ranks, not the script")
 
     def _ntasks(self, value: str) -> None:
-        self._tasks = value
+        if value.isdecimal():
+            self._tasks = value
+        else:
+            self._not_understood(f"{_TASKS_PER_NODE}={value}", "it is not a number")
 
     def body(self, lines: Sequence[str], text: str) -> None:
         """Convert the commands: one that starts the training, or a script."""
@@ -274,6 +278,11 @@ class _Reader:
             self._set("nproc_per_node", start.nproc)
         self.notes.append(f"run: {printable(shlex.join(start.rest))} (launcher: {start.launcher})")
         self.notes += start.notes
+        if start.launcher == "torchrun" and self._tasks not in ("", "1"):
+            self._not_understood(
+                f"{_TASKS_PER_NODE}={self._tasks}",
+                "torchrun starts the ranks of a node (another number: --nproc-per-node)",
+            )
 
     def _env(self, given: dict[str, str]) -> None:
         """Add the variables that a job may set."""

@@ -149,16 +149,17 @@ class EnrolmentApi:
         if isinstance(known, Declined):
             raise _refused(known)
         self._trust_clock(request, node)
-        # Each is a record in the journal.
-        wait_s = self._joins.take((name, asked.node), request.loop.time())
-        if wait_s:
-            raise _too_many(f"of {asked.node}", wait_s)
         from muster.daemon.certificates import BadRequestError, node_certificate, requested_key
 
         try:
             key = requested_key(asked.request, node)
         except BadRequestError as error:
             raise ApiError(422, "bad_signing_request", str(error)) from error
+        # Each is a record in the journal. Another machine with this secret has a key of its own, so
+        # it keeps no node out; a secret lets only a few keys in.
+        wait_s = self._joins.take((name, asked.node, key), request.loop.time())
+        if wait_s:
+            raise _too_many(f"of {asked.node}", wait_s)
         now = self._coordinator.now().wall
         known = find_secret(self._coordinator.state.enrolment, name, shown, key, now)
         if isinstance(known, Declined):
@@ -272,7 +273,7 @@ class EnrolmentApi:
 
 
 def join_limit() -> RateLimit:
-    """Return the bound on joins of one node with one secret, which may be repeated."""
+    """Return the bound on joins of one node with one secret and key, which may be repeated."""
     return RateLimit(1 / _JOIN_EVERY_S, burst=_JOINS_AT_ONCE)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from muster.protocol.ids import JobId
 from orchestrator.core.engine.apply_restored import apply_unknown
 from orchestrator.core.facts import cluster as cf
@@ -161,6 +163,9 @@ def _connect(state: State, node: Node, fact: lf.NodeConnected) -> None:
     node.connect_due = connection_due(node.connect_due, fact.heard_at)
     # The agent reports them again on each connection.
     node.survivors.clear()
+    joined = state.enrolment.nodes.get(node.name)
+    if joined is not None and joined.refused:
+        state.enrolment.put(node.name, replace(joined, refused=""))
     state.sessions[fact.session] = fact.node
 
 

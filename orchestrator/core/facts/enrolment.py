@@ -111,7 +111,7 @@ class NodeKeyTaken(EnrolmentFact, durability=SYNC, milestone=False):
 
 
 class JoinedRefused(EnrolmentFact, durability=EPHEMERAL, milestone=False):
-    """A node that has joined and never connected said hello, and was refused."""
+    """A node that has joined and is not connected said hello, and was refused."""
 
     node: NodeName
     why: str

@@ -118,7 +118,7 @@ class JoinSecret(msgspec.Struct, frozen=True):
 
 class NodeKey(msgspec.Struct, frozen=True):
     """A certificate of a node: digests of it and of its public key, its end (UTC seconds), how many
-    certificates the node had before, and its begin, 0 in old journals. `machine` is the id of the
+    renewals led to it since the join, and its begin, 0 in old journals. `machine` is the id of the
     machine that joined with it, "" in old journals. `pool` is the one of the join secret, "" for
     the node's own choice.
     """
@@ -131,6 +131,11 @@ class NodeKey(msgspec.Struct, frozen=True):
     machine: str = ""
     pool: str = ""
 
+    @property
+    def renewed(self) -> bool:
+        """True if a certificate before it was renewed; a join may repeat one of a renewal."""
+        return self.generation > 0
+
 
 class Joined(msgspec.Struct, frozen=True):
     """A node that has joined. `current` is its certificate (None: it has none), `next` one that it
@@ -138,7 +143,7 @@ class Joined(msgspec.Struct, frozen=True):
     the certificate of another machine at the address `peer` that claims the name. `revoked`: the
     last certificate was revoked, and none has been accepted since. `why` is the coordinator's own
     reason for that. `since` is when it joined or was accepted (UTC seconds), from the address
-    `origin`. `refused` is why its last hello was refused, while it has never connected.
+    `origin`. `refused` is why its last hello was refused, until it connects.
     """
 
     current: NodeKey | None = None

@@ -22,8 +22,9 @@ from orchestrator.core.facts import enrolment as ef
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.facts.decision import Decision
 from orchestrator.core.model.limits import Limits
+from orchestrator.core.model.node import LinkState
 from orchestrator.core.model.people import Enrolment, Joined, JoinSecret, NodeKey
-from orchestrator.core.model.state import State
+from orchestrator.core.model.state import Node, State
 from orchestrator.core.nodes.admission import refuse_name
 
 SECRETS_MAX: Final = 10_000
@@ -184,14 +185,35 @@ def never_connected(state: State) -> list[NodeName]:
 
 def joined_refused(state: State, fingerprint: str, why: str) -> list[ef.JoinedRefused]:
     """Return the fact that an agent which shows this certificate was refused, if it is news, and
-    its node has never connected.
+    its node is not connected.
     """
     found = state.enrolment.key(fingerprint)
-    if found is None or found[0] in state.nodes:
+    if found is None or _is_connected(state, found[0]):
         return []
     name, text = found[0], why[:_WHY_CHARS_MAX]
     same = state.enrolment.nodes[name].refused == text
     return [] if same else [ef.JoinedRefused(name, text)]
+
+
+def refusal_of(state: State, fingerprint: str) -> str:
+    """Return why the node with this certificate was refused when it last said hello, or ""."""
+    found = state.enrolment.key(fingerprint)
+    if found is None or _is_connected(state, found[0]):
+        return ""
+    return state.enrolment.nodes[found[0]].refused
+
+
+def refused_warning(enrolment: Enrolment, node: Node) -> str:
+    """Return why the agent of a node that has connected before is refused now, or ""."""
+    joined = enrolment.nodes.get(node.name)
+    if joined is None or not joined.refused or node.link is LinkState.CONNECTED:
+        return ""
+    return f"its agent is refused: {joined.refused}"
+
+
+def _is_connected(state: State, name: NodeName) -> bool:
+    node = state.nodes.get(name)
+    return node is not None and node.link is LinkState.CONNECTED
 
 
 def copied_key_text(name: NodeName) -> str:
@@ -298,7 +320,10 @@ def _join(state: State, asked: s.JoinReceived, now: float, limits: Limits) -> _F
             f"an operator decides about it first: muster node accept {asked.node} (or --reject)",
         )
     waits = not same and (known or secret.approve or asked.approve)
-    of_node = replace(asked.key, pool=secret.pool)
+    # A renewal that the node has not shown yet stays on record as one.
+    earlier = joined.next if joined is not None and same else None
+    generation = 0 if earlier is None else earlier.generation
+    of_node = replace(asked.key, pool=secret.pool, generation=generation)
     return ef.NodeJoined(asked.node, of_node, secret.id, asked.peer, waits)
 
 
@@ -337,6 +362,7 @@ def _renew(enrolment: Enrolment, asked: s.RenewReceived, now: float) -> _Found:
     twice = any(asked.fingerprint == each.fingerprint for each in joined.previous) or (
         asked.fingerprint == current.fingerprint
         and joined.next is not None
+        and joined.next.renewed
         and joined.next.key_sha256 != asked.key.key_sha256
     )
     if twice:
@@ -386,7 +412,7 @@ def _after_join(
     if before is None:
         return Joined(current=key, since=at, origin=peer)
     # The certificate that the machine has is good until it shows this one.
-    return replace(before, next=key, origin=peer)
+    return replace(before, next=key, origin=peer, refused="")
 
 
 def _is_same_machine(state: State, asked: s.JoinReceived) -> bool:

@@ -29,6 +29,7 @@ from orchestrator.core.model.node import ITSELF, LinkState
 from orchestrator.core.model.plan import (
     QueueEvent,
     QueuePlan,
+    Sights,
 )
 from orchestrator.core.model.state import Job, State
 from orchestrator.core.scheduling.planned_ends import LATER_S
@@ -114,8 +115,29 @@ class _Pass(Planner):
         self.stopped_at: JobId | None = None
         self.unseen: frozenset[NodeName] = frozenset()
         self.hopeless: set[JobId] = set()
-        self.seen = self.profile.sights()
+        self.seen = self._sights()
         self.changed = self._changed_nodes()
+
+    def _sights(self) -> Sights:
+        """Everything on which the verdicts of a pass on each node depend, besides bookings."""
+        ends, profile = self.expected, self.profile
+        connected = LinkState.CONNECTED
+        return {
+            name: (
+                # `_changed_nodes` compares these two by themselves.
+                node.inventory,
+                node.drain,
+                link := node.link,
+                0.0 if link is connected else profile.node_returns_at(node),
+                node.refuses_jobs,
+                node.no_torch,
+                node.disks,
+                # An attempt keeps its share of a node.
+                tuple(node.holders),
+                tuple([ends[job] for job, _ in node.holders]),
+            )
+            for name, node in self.state.nodes.items()
+        }
 
     def _changed_nodes(self) -> set[NodeName]:
         """The nodes on which a verdict may have changed since the last pass."""
@@ -219,7 +241,9 @@ class _Pass(Planner):
             return False
         before = booking.start - LATER_S
         ignored = self.profile.bookings.keys() - self.promises.keys()
-        return not self.profile.has_gap(job.spec, nodes | touched, before, ignored)
+        if self.profile.has_gap(job.spec, nodes | touched, before, ignored):
+            return False
+        return not self._may_displace(job)
 
     def _behind_horizon(
         self,

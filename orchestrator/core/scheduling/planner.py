@@ -41,6 +41,12 @@ PASSED_MAX: Final = 20
 """Number of jobs that the timeline of a job names as started before it."""
 STARTS_TRIED: Final = 16
 """Number of possible starts that are judged for one booking."""
+DISPLACING_WORK: Final = 500
+"""The work of a look at the nodes that are promised to jobs behind one."""
+DISPLACED_MAX: Final = 4
+"""Number of promised jobs that may get other nodes so that one ahead of them starts."""
+GANGS_TRIED: Final = 3
+"""Number of gangs that are judged for such a start."""
 _OF_THE_ORDER: Final = (MoveCause.PRIORITY, MoveCause.RELEASE, MoveCause.RETRY, MoveCause.SET)
 
 
@@ -166,7 +172,7 @@ class Planner:
         if (valid or unknown) and job.id in self.promises:
             ignored |= profile.endless
         self.unsettled.discard(job.id)
-        if self._start(job, ignored):
+        if self._start(job, ignored) or (self._may_displace(job) and self._displace(job, ignored)):
             return False
         now = self.now.mono
         if valid and old is not None and now < old.start < math.inf:
@@ -185,6 +191,74 @@ class Planner:
         found = found or self._unknown_start(job, ignored)
         profile.book(job.id, found)
         return found is not None
+
+    def _may_displace(self, job: Job) -> bool:
+        """True if the job may start now on nodes that are promised to jobs behind it.
+
+        One of them has changed: the last pass has tried all others.
+        """
+        return self.freed and self.profile.has_idle(job.spec, self.changed | self.profile.touched)
+
+    def _displace(self, job: Job, ignored: AbstractSet[JobId]) -> bool:
+        """Start the job now on nodes that are promised to jobs behind it, if these can have others
+        by the promised time. Returns whether it starts.
+        """
+        profile, now = self.profile, self.now.mono
+        end = now + duration_s(job.spec)
+        # No other booking matters for a start now.
+        near = profile.booked_idle(job.spec)
+        behind = near & self._behind(job, promised=True) & self.promises.keys()
+        behind -= self.restored | ignored
+        for _ in range(GANGS_TRIED):
+            if not behind:
+                return False
+            profile.spent += DISPLACING_WORK
+            if not profile.may_begin(job.spec, near & ignored | behind):
+                return False
+            gang, trial = profile.judge(job, now, end, near & ignored | behind)
+            if not gang:
+                return False
+            displaced = [it for it in behind if self._needs(it, gang, end)]
+            if len(displaced) > DISPLACED_MAX:
+                return False
+            before = {name: profile.bookings.get(name) for name in (job.id, *displaced)}
+            touched = profile.touched.copy()
+            for name in displaced:
+                profile.book(name, None)
+            profile.book(job.id, booking_of(trial, job, gang, now, end))
+            stuck = self._rebook(sorted(displaced, key=self._place))
+            if stuck is None and self._start(job, ignored):
+                return True
+            for name in before:
+                profile.book(name, None)
+            for name, booking in before.items():
+                profile.book(name, booking)
+            profile.touched = touched
+            if stuck is None:
+                return False
+            behind.remove(stuck)
+        return False
+
+    def _needs(self, name: JobId, gang: Sequence[NodeName], before: float) -> bool:
+        """True if a booking begins before `before` on one of these nodes."""
+        booking = self.profile.bookings[name]
+        return booking.start < before and not set(gang).isdisjoint(booking.nodes)
+
+    def _rebook(self, names: Sequence[JobId]) -> JobId | None:
+        """Book other nodes for promised jobs; returns the first one whose promise would be broken,
+        or None.
+        """
+        for name in names:
+            at_the_latest = math.nextafter(self.promises[name], math.inf)
+            ignored = {name} | self.profile.endless
+            found = self._earliest(self.state.jobs[name], at_the_latest, ignored)
+            if found is None or not self._are_there(found):
+                return name
+            self.profile.book(name, found)
+        return None
+
+    def _place(self, name: JobId) -> tuple[int, JobId]:
+        return -self.state.jobs[name].spec.priority, name
 
     def _is_new(self, job: Job) -> bool:
         """True if the job has come to its place in the queue since the last pass."""

@@ -18,7 +18,7 @@ from muster.protocol.instant import Instant
 from muster.protocol.observations.gpus import divides
 from muster.spec.model import JobSpec, Placement, Rdma
 from orchestrator.core.model.node import LinkState
-from orchestrator.core.model.plan import Booking, Sights, Size, size_of
+from orchestrator.core.model.plan import Booking, Size, size_of
 from orchestrator.core.model.state import Job, Node, Share, State
 from orchestrator.core.scheduling.placement import busy, choose_gang, consider, unfit, usable
 from orchestrator.core.scheduling.planned_ends import duration_s, slipped
@@ -152,27 +152,6 @@ class Profile:
         for share in booking.shares:
             booked = self._booked.get(share.node, _NONE)
             self._booked[share.node] = {name: it for name, it in booked.items() if name != job}
-
-    def sights(self) -> Sights:
-        """Everything on which the verdicts of a pass on each node depend, besides bookings."""
-        ends = self._ends
-        connected = LinkState.CONNECTED
-        return {
-            name: (
-                # `_changed_nodes` compares these two by themselves.
-                node.inventory,
-                node.drain,
-                link := node.link,
-                0.0 if link is connected else self.node_returns_at(node),
-                node.refuses_jobs,
-                node.no_torch,
-                node.disks,
-                # An attempt keeps its share of a node.
-                tuple(node.holders),
-                tuple([ends[job] for job, _ in node.holders]),
-            )
-            for name, node in self.state.nodes.items()
-        }
 
     def node_returns_at(self, node: Node) -> float:
         """The time from which a node can be used if it is free; infinite if nobody knows."""
@@ -428,6 +407,24 @@ class Profile:
         end = self.now + duration_s(spec)
         self.spent += 5
         return line.free(nodes, self.now, end).bit_count() >= spec.nodes
+
+    def has_idle(self, spec: JobSpec, some: AbstractSet[NodeName]) -> bool:
+        """True if enough nodes are idle at this moment, one of `some` among them."""
+        idle = self._idle(spec)
+        return idle.bit_count() >= spec.nodes and bool(idle & self._bits(some))
+
+    def booked_idle(self, spec: JobSpec) -> set[JobId]:
+        """The jobs that have booked a node that is idle at this moment."""
+        idle, bits = self._idle(spec), self.memo.bits
+        nodes = (node.name for node in self.fitting(spec) if bits.get(node.name, 0) & idle)
+        self.spent += 50
+        return {job for name in nodes for job in self._booked.get(name, _NONE)}
+
+    def _idle(self, spec: JobSpec) -> int:
+        """The bits of the nodes that have room now, even if not for as long as the job may run."""
+        nodes = self._fits(spec).bits & self._in_service(spec.pool)
+        line = self._timeline(spec.resources.gpu, frozenset())
+        return line.free(nodes, self.now, math.nextafter(self.now, math.inf))
 
     def has_gap(
         self, spec: JobSpec, on: AbstractSet[NodeName], before: float, ignored: AbstractSet[JobId]

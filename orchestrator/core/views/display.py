@@ -33,7 +33,11 @@ from orchestrator.core.model.task import reached
 from orchestrator.core.monitoring.checkpoints import checkpoint_text
 from orchestrator.core.monitoring.ended_ranks import ended_line, hint
 from orchestrator.core.monitoring.traffic import proof_line
-from orchestrator.core.nodes.enrolment import certificate_warnings, copied_key_text
+from orchestrator.core.nodes.enrolment import (
+    certificate_warnings,
+    copied_key_text,
+    refused_warning,
+)
 from orchestrator.core.nodes.liveness import keeps_until as lasts
 from orchestrator.core.nodes.service_state import deadline_text
 from orchestrator.core.nodes.warnings import claim_warning, node_warnings
@@ -108,6 +112,7 @@ def node_seen(state: State, node: Node, now: Instant) -> h.NodeView:
     warnings = (
         *restore_warnings(state, node.name),
         *certificate_warnings(state.enrolment, node.name, now.wall),
+        *filter(None, (refused_warning(state.enrolment, node),)),
     )
     joined = state.enrolment.nodes.get(node.name)
     if joined is not None and claim_warning(node, now):

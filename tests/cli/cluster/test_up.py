@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.cli.cluster.setup.new_cluster import give_to
+from muster.cli.cluster.setup import new_cluster
 from muster.daemon.certificates import certificate_hosts
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
@@ -97,12 +97,16 @@ def test_root_as_the_first_admin_is_told_that_it_submits_no_jobs(run: Run) -> No
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_private_files_are_given_to_the_coordinators_user_and_no_others(tmp_path: Path) -> None:
+def test_private_files_are_given_to_the_coordinators_user_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private, public = tmp_path / "key.pem", tmp_path / "cert.pem"
     for path, mode in ((private, 0o600), (public, 0o644)):
         path.touch()
         path.chmod(mode)
-    give_to((4711, 4712), (private, public))
+    # No test makes a user on this machine.
+    monkeypatch.setattr(new_cluster, "account", lambda: (4711, 4712))
+    new_cluster.give_to_account((private, public))
     found = private.stat()
     assert (found.st_uid, found.st_gid) == (4711, 4712)
     assert public.stat().st_uid == 0

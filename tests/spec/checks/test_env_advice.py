@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from muster.spec.checks.env_advice import env_advice
 from muster.spec.parse import parse_mapping
 
@@ -57,6 +59,30 @@ def test_variables_that_a_script_sets_are_named_with_it() -> None:
     assert in_text(setup=RECIPE) == [f"setup: {name}" for name in NAMED]
     roles = {"worker": {"run": "export NCCL_IB_GID_INDEX=3; python x.py"}}
     assert in_text(launcher="none", roles=roles) == ["roles.worker.run: NCCL_IB_GID_INDEX"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        # The value is another one on each node, or the user's choice.
+        "export NCCL_IB_GID_INDEX=${NCCL_IB_GID_INDEX:-3}",
+        'export NCCL_IB_GID_INDEX="${GID:-3}"',
+        "export NCCL_IB_GID_INDEX=$(show_gids | awk '/v2/ {print $3}')",
+        "NCCL_IB_GID_INDEX=`gid` NCCL_IB_TIMEOUT=22 python x.py",
+        # Text that is printed, and no assignment.
+        'echo "use NCCL_IB_GID_INDEX=3 here"; python x.py',
+        "if true; then echo NCCL_IB_GID_INDEX=3; fi",
+        "printf '%s; NCCL_IB_GID_INDEX=3' x",
+        'echo "the first line',
+    ],
+)
+def test_values_of_an_expansion_and_printed_text_are_not_named(script: str) -> None:
+    assert in_text(launcher="none", run=script) == []
+
+
+def test_what_follows_printed_text_is_named() -> None:
+    script = 'echo "it\'s NCCL_IB_GID_INDEX=1" && NCCL_IB_CUDA_SUPPORT=${A:-1} python x.py'
+    assert in_text(launcher="none", run=script) == ["run: NCCL_IB_CUDA_SUPPORT"]
 
 
 def test_variables_of_a_list_of_words_are_named_if_its_program_sets_them() -> None:

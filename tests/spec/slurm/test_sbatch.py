@@ -192,6 +192,22 @@ def test_options_of_torchrun_that_are_not_taken_over_are_named(options: str, sai
     )
 
 
+@pytest.mark.parametrize("start", ["srun torchrun --nproc-per-node=8", "torchrun", "srun torchrun"])
+def test_ranks_per_node_of_slurm_that_torchrun_does_not_use_are_named(start: str) -> None:
+    found = made("--ntasks-per-node=4", body=f"{start} train.py")
+    said = "#SBATCH --ntasks-per-node=4 is ignored: torchrun starts the ranks of a node"
+    assert [note for note in found.notes if note.startswith(said)]
+    # As most scripts for torchrun have it: one torchrun for each node.
+    one = made("--ntasks-per-node=1", body=f"{start} train.py")
+    assert not [note for note in one.notes if "ignored" in note]
+
+
+def test_a_number_of_ranks_that_is_none_is_named() -> None:
+    found = made("--ntasks-per-node=x", body="srun python train.py")
+    assert "nproc_per_node" not in found.mapping
+    assert "#SBATCH --ntasks-per-node=x is ignored: it is not a number" in found.notes
+
+
 def test_srun_options_for_ranks_and_nodes_are_translated_or_named() -> None:
     found = made("--ntasks-per-node=8", body="srun --ntasks-per-node=4 --mpi=pmix python train.py")
     assert found.mapping["nproc_per_node"] == "4"

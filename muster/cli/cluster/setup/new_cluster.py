@@ -148,15 +148,12 @@ def _account(*, create: bool) -> tuple[int, int] | None:
 
 def give_to_account(files: Iterable[Path]) -> None:
     """Give private files of root to the coordinator's own user, who is created if missing: `up
-    --no-start` wrote them, and the unit runs as that user."""
+    --no-start` wrote them, and the unit runs as that user. Files that others can read, or that
+    another user owns, stay as they are.
+    """
     owner = _account(create=True)
-    if owner is not None:
-        give_to(owner, files)
-
-
-def give_to(owner: tuple[int, int], files: Iterable[Path]) -> None:
-    """Give those of the files to a user and group that are this user's and that others cannot
-    read."""
+    if owner is None:
+        return
     for path in files:
         found = path.stat()
         if found.st_uid == os.geteuid() and not found.st_mode & 0o077:

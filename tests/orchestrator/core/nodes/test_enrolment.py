@@ -204,6 +204,33 @@ def test_two_keys_after_one_certificate_are_both_refused(used: bool) -> None:
         assert not site.accepts(fingerprint)
 
 
+def test_a_join_whose_answer_was_lost_is_no_renewal() -> None:
+    """The node has its certificate of before, and renews that with another key."""
+    site = Site()
+    site.give(secret(uses=2))
+    site.code(join("a1"))
+    hello(site, "a1")
+    assert site.code(join("a2")) == ""  # never arrived
+    assert site.code(renew("a1", "b1")) == ""
+    hello(site, "b1")
+    assert site.accepts("b1")
+    for earlier in ("a1", "a2"):
+        assert not site.accepts(earlier)
+    # Nor is the next one, of a node that has renewed before.
+    assert site.code(join("b2")) == ""
+    assert site.code(renew("b1", "c1")) == ""
+
+
+@pytest.mark.parametrize("thief", ["a2", "t1"])  # with the stolen key, or with one of its own
+def test_a_join_after_a_renewal_does_not_hide_it(thief: str) -> None:
+    site = Site()
+    site.give(secret(uses=2))
+    site.code(join("a1"))
+    assert site.code(renew("a1", thief)) == ""
+    assert site.code(join(f"{thief[0]}9")) == ""
+    assert site.code(renew("a1", "b1")) == "renewed_twice"
+
+
 def test_a_replay_knows_the_same() -> None:
     site = Site()
     site.give(secret(uses=3))

@@ -12,6 +12,8 @@ from orchestrator.core.engine.turn import turn
 from orchestrator.core.facts import effects as a
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.model.node import LinkState
+from orchestrator.core.nodes.enrolment import refusal_of
+from orchestrator.core.views.display import node_seen
 from orchestrator.core.views.joined import joined_seen
 from tests.orchestrator.core.nodes.test_enrolment import (
     GPU,
@@ -35,6 +37,7 @@ def says_hello(site: Site, session: int, certificate: str, pool: str) -> str:
     hello = Hello(GPU, "agent", "boot", "0.1.0", NodeObservations(inventory))
     given = s.HelloReceived(SessionId(session), hello, "10.0.0.1", certificate=certificate)
     done = turn(site.state, given, Instant(site.now, site.now), site.limits)
+    site.facts += [(fact, site.now) for fact in done.facts]
     return "".join(e.refused.code for e in done.effects if isinstance(e, a.RefuseSession))
 
 
@@ -49,6 +52,37 @@ def test_a_node_is_in_the_pool_of_its_secret_alone() -> None:
     )
     assert says_hello(site, 2, "a1", "lab") == ""
     assert site.state.nodes[GPU].link is LinkState.CONNECTED
+
+
+def test_a_known_node_that_is_refused_says_why_until_it_connects_or_joins_again() -> None:
+    site = Site()
+    site.give(of_pool("lab"))
+    site.code(join("a1"))
+    assert says_hello(site, 1, "a1", "lab") == ""
+
+    def seen() -> str:
+        return node_seen(site.state, site.state.nodes[GPU], Instant(0.0, site.now)).state.text
+
+    # A second agent with its key changes nothing about a node that is connected.
+    assert says_hello(site, 2, "a1", "prod") == "wrong_pool"
+    assert seen() == "free"
+    site.give(s.SessionEnded(SessionId(1)))
+    assert "refused" not in seen()
+    assert says_hello(site, 3, "a1", "prod") == "wrong_pool"
+    said = "its agent is refused: gpu-01 joined with a secret for pool lab"
+    assert said in seen()
+    assert refusal_of(site.state, "a1").startswith("gpu-01 joined with a secret for pool lab")
+    before = len(site.facts)
+    assert says_hello(site, 4, "a1", "prod") == "wrong_pool"
+    assert len(site.facts) == before
+    assert says_hello(site, 5, "a1", "lab") == ""
+    site.give(s.SessionEnded(SessionId(5)))
+    assert said not in seen()
+    assert refusal_of(site.state, "a1") == ""
+    assert says_hello(site, 6, "a1", "prod") == "wrong_pool"
+    site.give(of_pool("prod", "s2"))
+    assert site.code(join("a2", name="s2", machine="m")) == ""
+    assert said not in seen()
 
 
 def test_a_renewed_certificate_is_for_the_same_pool() -> None:

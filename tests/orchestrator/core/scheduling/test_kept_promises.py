@@ -47,7 +47,7 @@ def test_a_job_gets_the_nodes_of_a_lost_promise_behind_it_at_once() -> None:
         cluster.submit(limited(limit_s))
     running = cluster.run_gang(2)
     cluster.submit(spec())
-    cluster.submit(limited(600.0, nodes=2))
+    cluster.submit(limited(600.0, nodes=2, placement={"include": ["n1", "n2"]}))
     for name in running:
         cluster.finish(name)
     assert waits(cluster, 4)  # it has no limit, and job 5 needs n1
