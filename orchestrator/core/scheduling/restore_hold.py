@@ -54,7 +54,10 @@ def why_job_held(state: State, job: Job) -> str:
     if not found:
         return ""
     tasks = named([f"task {task} on {node}" for node, task in found], NAMES_MAX)
-    return f"waits for the end of an attempt that the restored journal lacks: {tasks}"
+    return (
+        f"waits for the end of an attempt that the restored journal lacks: {tasks}; if nothing of "
+        "it runs there: `muster node revoke NODE` if it is connected, then `muster node lost NODE`"
+    )
 
 
 def unknown_on(state: State, name: NodeName) -> str:

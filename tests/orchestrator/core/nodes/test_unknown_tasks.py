@@ -7,6 +7,7 @@ from muster.protocol.link.control_channel import TaskReport
 from muster.protocol.states import JobState, TaskState
 from orchestrator.core.facts import inputs as s
 from orchestrator.core.nodes.restored import UNKNOWN_MAX
+from orchestrator.core.scheduling.restore_hold import why_job_held
 from tests.orchestrator.core.nodes.test_restored import lost, replayed, waiting
 from tests.orchestrator.core.playbook import Cluster, spec, task
 
@@ -41,6 +42,8 @@ def test_a_job_of_before_the_start_waits_for_its_unknown_task_and_later_jobs_do_
     cluster.join("n1", "n2")
     cluster.submit(spec("later"))
     assert cluster.shown(1) is JobState.QUEUED
+    held = why_job_held(cluster.state, cluster.job(1))
+    assert "task 1.9.0 on liar; if nothing of it runs there: `muster node revoke NODE`" in held
     assert cluster.job(2).attempts
     cluster.leave("liar")
     lost(cluster, "liar")
