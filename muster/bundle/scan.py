@@ -321,7 +321,7 @@ class _Taken:
 
     def __init__(self, take: Take | None) -> None:
         self._take = take
-        # What is only hashed has room in less memory, of which the kernel clears each page.
+        # A file that is only hashed needs less memory, of which the kernel clears each page.
         self._pack = PackBuffer(CHUNK_BYTES if take is None else PACK_BYTES)
 
     def read(self, fd: int, at: int, size: int) -> str:

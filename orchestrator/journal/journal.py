@@ -77,6 +77,7 @@ class Journal:
         database.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES + space.reserve_bytes}")
         self._log_pages = 0  # approximate number of pages in the log
         self._last_seq = last_seq(database)
+        self._epoch: int | None = None  # of this process, once it has begun one
         self._mark: JournalMark | None = None
         self._registrations: dict[str, int | None] = {}
         """The newest of each node in this process that the next one replaces; None: it stays."""
@@ -142,7 +143,8 @@ class Journal:
             row = execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
             return int(row[0])
 
-        epoch = self._write(count)
+        self._epoch = None
+        epoch = self._epoch = self._write(count)
         try:
             # From now on the log must not get lost. Read the name from the file itself, because on
             # a full disk it may be in the log only.
@@ -290,13 +292,27 @@ class Journal:
     def _commit(self, work: Callable[[], _T]) -> _T:
         try:
             self._database.execute("BEGIN IMMEDIATE")
+            self._check_epoch()
             done = work()
             self._database.execute("COMMIT")
-        except sqlite3.Error:
+        except (sqlite3.Error, JournalWriteError):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
         return done
+
+    def _check_epoch(self) -> None:
+        """Refuse to write beside a later process, as after somebody removed the lock's file. Raises
+        JournalWriteError."""
+        if self._epoch is None:
+            return
+        (epoch,) = self._database.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
+        if epoch != self._epoch:
+            raise JournalWriteError(
+                f"{self.path}: another coordinator has begun epoch {epoch} here, and this one is "
+                f"of epoch {self._epoch}; nothing was acted on: run one coordinator with "
+                f"{self.path.parent}, and never remove the lock in it"
+            )
 
     def _checkpoint(self) -> None:
         self._log_pages = 0

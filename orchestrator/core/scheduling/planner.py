@@ -223,7 +223,7 @@ class Planner:
         near = profile.booked_on(idle)
         behind = near & self._behind(job, promised=True) & self.promises.keys()
         behind -= self.restored | ignored
-        # Whether the job needs nodes that failed it depends on all nodes.
+        # A job that avoids nodes may need some of them: that depends on all nodes.
         only = None if job.avoid else idle
         for _ in range(GANGS_TRIED):
             if not behind:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from muster.daemon.durable_files import LOCK_NAME
 from muster.daemon.errors import DirectoryLockedError
 from muster.protocol.ids import JobId, NodeName
 from muster.protocol.link.control_channel import Inventory
@@ -252,4 +253,26 @@ def test_the_first_and_the_newest_registration_of_a_node_stay(tmp_path: Path) ->
     again.append([(registration("n1", "b25"), 1.0)])
     again.append([(registration("n1", "b26"), 1.0)])
     assert boots(again) == [*kept, ("n1", "b24"), ("n1", "b26")]
+    again.close()
+
+
+def test_a_second_process_that_finds_no_lock_ends_the_first_at_its_next_commit(
+    tmp_path: Path,
+) -> None:
+    first = Journal.open(tmp_path)
+    first.begin_epoch()
+    first.append([(FACTS[0], 1.0)])
+    (tmp_path / LOCK_NAME).unlink()
+    second = Journal.open(tmp_path)
+    second.begin_epoch()
+    with pytest.raises(JournalWriteError, match="another coordinator has begun epoch 2 here"):
+        first.append([(FACTS[1], 2.0)])
+    assert list(second.append([(FACTS[1], 3.0)])) == [2]
+    with pytest.raises(JournalWriteError, match="another coordinator has begun epoch 2 here"):
+        first.append([(FACTS[2], 4.0)])
+    first.close()
+    assert list(second.append([(FACTS[2], 5.0)])) == [3]
+    second.close()
+    again = Journal.open(tmp_path)
+    assert [record.seq for record in again.replay()] == [1, 2, 3]
     again.close()
