@@ -152,7 +152,7 @@ class AgentSessions:
             "" if "Upgrade" in request.headers else refusal_of(self.coordinator.state, certificate)
         )
         if why:
-            raise web.HTTPConflict(reason=why)
+            raise web.HTTPConflict(reason=" ".join(why.split()))
         socket = web.WebSocketResponse(
             compress=False,
             max_msg_size=self._message_bytes_max,
